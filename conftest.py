@@ -1,0 +1,3 @@
+"""Loads the plugin."""
+
+pytest_plugins = ["harness.plugin"]

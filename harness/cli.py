@@ -1,0 +1,200 @@
+"""The console script `kvmatrix`: what there is to run the matrix with, and the run itself."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import device, install, plan, safe
+from harness.errors import InfraError, UsageError
+from harness.facts import check_supported
+
+EXIT_USAGE = 2
+EXIT_INFRA = 75
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command: 0 done, 2 usage, 75 host or network not usable."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = _main(arguments)
+        sys.stdout.flush()
+    except UsageError as error:
+        return _complain(error, EXIT_USAGE)
+    except InfraError as error:
+        return _complain(error, EXIT_INFRA)
+    except BrokenPipeError:
+        # The reader (`head`) has what it wants; Python must not complain when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+def _complain(error: Exception, code: int) -> int:
+    print(f"kvmatrix: {safe.printable(safe.mask(str(error), os.environ))}", file=sys.stderr)
+    return code
+
+
+def _main(arguments: list[str]) -> int:
+    if arguments[:1] == ["run"] and arguments[1:2] not in (["-h"], ["--help"]):
+        # All that follows is pytest's: argparse must not read it.
+        return run(arguments[1:])
+    options = _parser().parse_args(arguments)
+    rows, header, empty = options.rows(), options.header, options.empty
+    if options.json:
+        print(json.dumps(rows, indent=1))
+    elif rows:
+        for line in table(header, [options.cells(row) for row in rows]):
+            print(line)
+    else:
+        print(f"kvmatrix: {safe.printable(empty)}", file=sys.stderr)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvmatrix",
+        description="What vLLM's KV cache really becomes, for every model, attention backend, "
+        "kv_cache_dtype and device.",
+        epilog="example: kvmatrix run -k dsv4",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    lists = (
+        ("devices", "the virtual devices", "pytest -k dsv4 --device virtual:h200/1g.35gb"),
+        ("engines", "the vLLM here and those in the cache", "pytest -k dsv4 --engine 0.27.1"),
+        ("models", "the models that are shipped", "pytest -k dsv4"),
+    )
+    for name, what, use in lists:
+        command = commands.add_parser(
+            name,
+            help=f"list {what}",
+            description=f"List {what}.",
+            epilog=f"example: kvmatrix {name} --json; then: {use}",
+        )
+        command.add_argument("--json", action="store_true", help="print a JSON list")
+        header, rows, cells, empty = _LISTS[name]
+        command.set_defaults(header=header, rows=rows, cells=cells, empty=empty)
+    commands.add_parser(
+        "run",
+        help="run the matrix: pytest with the arguments that follow",
+        description="Run the matrix: everything behind `run` goes to pytest.",
+        epilog="example: kvmatrix run -k dsv4 --device virtual:b200; "
+        "pytest's own help: kvmatrix run -- --help",
+        usage="kvmatrix run [pytest arguments]",
+    )
+    return parser
+
+
+def run(arguments: list[str]) -> int:
+    """Become pytest with these arguments; a leading `--` is dropped."""
+    if arguments[:1] == ["--"]:
+        arguments = arguments[1:]
+    sys.stdout.flush()
+    os.execv(  # noqa: S606 - no shell is wanted
+        sys.executable, [sys.executable, "-m", "pytest", *arguments]
+    )
+
+
+def devices() -> list[dict[str, Any]]:
+    """Every virtual device, as JSON data."""
+    return [found.to_json() for found in device.virtual_devices()]
+
+
+def _device_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    major, minor = row["capability"]
+    memory = f"{row['memory_bytes'] / device.GIB:.1f} GiB"
+    return row["spec"], f"{major}.{minor}", memory, str(row["sm_count"]), row["name"]
+
+
+def engines() -> list[dict[str, Any]]:
+    """The vLLM of this environment and those in the cache. No interpreter is started.
+
+    `version` is None where there is no vLLM, and empty where it cannot be told.
+    """
+    cache = install.cache_folder(os.environ)
+    here = install.find(Path(sys.executable))
+    found = [("current", here.version if here else None, sys.executable)]
+    found += [(e.version, e.version, str(e.python)) for e in install.known_engines(cache)]
+    return [
+        {"spec": spec, "version": version, "supported": _supported(version), "python": python}
+        for spec, version, python in found
+    ]
+
+
+def _supported(version: str | None) -> bool:
+    try:
+        check_supported(version or "")
+    except UsageError:
+        return False
+    return True
+
+
+def _engine_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    version = "none" if row["version"] is None else row["version"] or "unknown"
+    note = "" if row["supported"] or row["version"] is None else " (not supported)"
+    return row["spec"], version + note, row["python"]
+
+
+def models() -> list[dict[str, Any]]:
+    """The shipped models, as JSON data; `layers` is None where the config has no number."""
+    return [
+        {
+            "key": model.key,
+            "model_type": model.config.get("model_type"),
+            "layers": _layers(model.config),
+            "path": str(model.path),
+        }
+        for model in plan.models(plan.MODELS)
+    ]
+
+
+def _layers(config: Mapping[str, Any]) -> int | None:
+    # A model of several modalities keeps its language model's numbers in `text_config`.
+    for part in (config, config.get("text_config")):
+        if isinstance(part, Mapping) and isinstance(part.get("num_hidden_layers"), int):
+            return int(part["num_hidden_layers"])
+    return None
+
+
+def _model_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple("-" if row[name] is None else str(row[name]) for name in _MODEL_COLUMNS)
+
+
+_MODEL_COLUMNS = ("key", "model_type", "layers")
+
+_LISTS = {
+    "devices": (("device", "capability", "memory", "SMs", "name"), devices, _device_cells, ""),
+    "engines": (("engine", "vLLM", "python"), engines, _engine_cells, ""),
+    "models": (
+        _MODEL_COLUMNS,
+        models,
+        _model_cells,
+        f"no models in {plan.MODELS}: they are part of a checkout, so run it from there",
+    ),
+}
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines with aligned columns; control characters of the cells shown as their escapes."""
+    lines = [[safe.printable(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(safe.columns, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(
+            cell + " " * (width - safe.columns(cell))
+            for cell, width in zip(line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""Every difference between vLLM 0.27.1 and 0.33.0 that the child meets, and no other.
+
+Releases in between are served by asking the functions themselves what they take
+(`call`), not by version numbers: a difference appears in some nightly before it has one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+
+def call(function: Callable[..., Any], **available: Any) -> Any:
+    """Call `function` with those of `available` that it has parameters for.
+
+    TypeError where it needs something that is not there: a vLLM that this file does not know.
+    """
+    wanted = inspect.signature(function).parameters
+    return function(**{name: value for name, value in available.items() if name in wanted})
+
+
+def initialize_model(vllm_config: Any) -> Any:
+    """The model, constructed but not loaded, through vLLM's own entry."""
+    from vllm.model_executor.model_loader.utils import initialize_model
+
+    return call(
+        initialize_model, vllm_config=vllm_config, model_config=vllm_config.model_config, prefix=""
+    )
+
+
+def init_workspace(device: torch.device) -> None:
+    """vLLM's workspace manager, which fp8 MLA layers ask for when constructed."""
+    from vllm.v1.worker.workspace import init_workspace_manager
+
+    call(init_workspace_manager, device=device, num_ubatches=1)
+
+
+def kv_cache_specs(vllm_config: Any) -> dict[str, Any]:
+    """Layer name -> KVCacheSpec, as the model runner collects them."""
+    from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
+
+    specs: dict[str, Any] = get_kv_cache_spec(vllm_config)
+    return specs
+
+
+def supported_kv_cache_layouts(vllm_config: Any) -> list[str]:
+    """Names of the KV cache layouts that all backends of the model support (0.33.0; not 0.27.1)."""
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    worker: Any = SimpleNamespace(vllm_config=vllm_config)
+    names: list[str] = WorkerBase.get_supported_kv_cache_layouts(worker)
+    return names
+
+
+def set_kv_cache_layout(vllm_config: Any, *args: Any) -> None:
+    """Make the resolved layout known to the worker side (0.33.0; not 0.27.1)."""
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    worker: Any = SimpleNamespace(vllm_config=vllm_config)
+    WorkerBase.set_kv_cache_layout(worker, *args)
+
+
+def attention_groups(vllm_config: Any, kv_cache_config: Any, device: torch.device) -> Any:
+    """`(attention groups, kernel block sizes)` of a KV cache config."""
+    from vllm.v1.worker.gpu.attn_utils import init_attn_backend
+
+    groups, _, kernel_block_sizes = call(
+        init_attn_backend, kv_cache_config=kv_cache_config, vllm_config=vllm_config, device=device
+    )
+    return groups, kernel_block_sizes
+
+
+def allocate(
+    vllm_config: Any,
+    kv_cache_config: Any,
+    groups: Any,
+    kernel_block_sizes: list[int],
+    device: torch.device,
+) -> dict[str, Any]:
+    """Layer name -> tensor (or list of tensors), allocated and reshaped by vLLM."""
+    from vllm.v1.worker.gpu.attn_utils import init_kv_cache
+
+    # `attn_groups` is a list of lists in 0.27.1 and an iterable of groups in 0.33.0, where
+    # `runner_kv_caches` and `cache_dtype` are gone.
+    flat = "runner_kv_caches" not in inspect.signature(init_kv_cache).parameters
+    caches: dict[str, Any] = call(
+        init_kv_cache,
+        runner_kv_caches=[],
+        forward_context=vllm_config.compilation_config.static_forward_context,
+        kv_cache_config=kv_cache_config,
+        attn_groups=[g for some in groups for g in some] if flat else groups,
+        device=device,
+        cache_dtype=vllm_config.cache_config.cache_dtype,
+        kernel_block_sizes=kernel_block_sizes,
+        vllm_config=vllm_config,
+    )
+    return caches
+
+
+def plan(executor: Any, vllm_config: Any) -> Any:
+    """vLLM's KV planning, from specs to allocation, with `executor` in the model executor's place."""
+    from vllm.v1.engine.core import EngineCore
+
+    core = SimpleNamespace(
+        model_executor=executor,
+        collective_rpc=lambda *args, **kwargs: [None],
+        available_gpu_memory_for_kv_cache=-1,
+    )
+    return EngineCore._initialize_kv_caches(core, vllm_config)
+
+
+def content_bytes(spec: Any) -> int:
+    """Bytes of one block of one layer before alignment."""
+    value = getattr(spec, "real_page_size_bytes", None)
+    return int(spec.page_size_bytes if value is None else value)
+
+
+def declared_reasons(backend: Any, facts: dict[str, Any]) -> list[str]:
+    """Why `backend` says that it does not support a configuration; [] where it does."""
+    reasons = call(backend.validate_configuration, **facts)
+    return [str(reason) for reason in reasons]
+
+
+def backend_class(name: str) -> Any:
+    """The backend class behind a name of `AttentionBackendEnum`."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    return AttentionBackendEnum[name].get_class()
+
+
+def tokens_per_state(spec: Any) -> int:
+    """Tokens that share one stored state: `compress_ratio` in 0.27.1, `tokens_per_state` in 0.33.0."""
+    for name in ("compress_ratio", "tokens_per_state"):
+        value = getattr(spec, name, None)
+        if value is not None:
+            return int(value)
+    return 1
+
+
+def has_sink(layer: Any) -> bool:
+    """True where an attention layer has sinks."""
+    return any(getattr(layer, name, None) is not None for name in ("attn_sink", "sinks"))
+
+
+def is_sparse(hf_config: Any) -> bool:
+    """True where the model selects tokens with an indexer (DSA and its kin)."""
+    return hasattr(hf_config, "index_topk")
+
+
+def kv_cache_dtypes() -> tuple[str, ...]:
+    """Every value of vLLM's `CacheDType`, in its order."""
+    from typing import get_args
+
+    from vllm.config.cache import CacheDType
+
+    return tuple(str(value) for value in get_args(CacheDType))
+
+
+def backend_names() -> tuple[str, ...]:
+    """Every name of vLLM's `AttentionBackendEnum`, in its order."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    return tuple(AttentionBackendEnum.__members__)
+
+
+def commit() -> str | None:
+    """The commit that this vLLM was built from, where it tells."""
+    from vllm import _version
+
+    value = getattr(_version, "__commit_id__", None) or getattr(_version, "commit_id", None)
+    return None if value is None else str(value)
+
+
+def model_modules() -> dict[str, str]:
+    """Architecture -> module that holds it, without importing that module."""
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    return {
+        architecture: module
+        for architecture, model in ModelRegistry.models.items()
+        if isinstance(module := getattr(model, "module_name", None), str)
+    }

@@ -1,0 +1,78 @@
+"""What this engine is and knows: read once per installation, cached by the parent."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm
+
+from harness.engine import compat
+
+_OTHER_DEVICES = frozenset({"amd", "cpu", "xpu"})
+
+
+def read() -> dict[str, Any]:
+    """The facts as plain data (see `harness.facts.EngineFacts`)."""
+    return {
+        "python": sys.executable,
+        "python_version": platform.python_version(),
+        "version": vllm.__version__,
+        "commit": compat.commit(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "flashinfer": _version("flashinfer-python"),
+        "transformers": _version("transformers"),
+        "kv_cache_dtypes": list(compat.kv_cache_dtypes()),
+        "backends": list(compat.backend_names()),
+        "model_backends": model_backends(),
+    }
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def model_backends() -> dict[str, list[str]]:
+    """Architecture -> CUDA backends that its own package names, in the order of vLLM's registry.
+
+    Only architectures with a package of their own name backends; all others leave the choice
+    to vLLM's selector.
+    """
+    order = list(compat.backend_names())
+    found: dict[str, list[str]] = {}
+    for architecture, module in compat.model_modules().items():
+        parts = module.split(".")
+        if parts[:2] != ["vllm", "models"] or len(parts) < 3:
+            continue
+        folder = Path(vllm.__file__).parent / "models" / parts[2]
+        named = named_backends(folder) & set(order)
+        if named:
+            found[architecture] = sorted(named, key=order.index)
+    return found
+
+
+def named_backends(folder: Path) -> set[str]:
+    """`X` of every `AttentionBackendEnum.X`, and of every backend's `get_name`, in the Python
+    files of a model's package, those for other devices than CUDA left out."""
+    names: set[str] = set()
+    for path in sorted(folder.rglob("*.py")):
+        if _OTHER_DEVICES & set(path.relative_to(folder).parts):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Attribute(value=ast.Name(id="AttentionBackendEnum"), attr=name):
+                    names.add(name)
+                case ast.FunctionDef(
+                    name="get_name", body=[*_, ast.Return(value=ast.Constant(value=str(name)))]
+                ):
+                    names.add(name)
+    return names

@@ -1,0 +1,116 @@
+"""Engine facts: which vLLM an interpreter has, and the names that this vLLM knows.
+
+Pure. The child reads the facts (`harness/engine/facts.py`), the parent keeps them
+(`harness/install.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from harness.errors import UsageError
+
+SCHEMA = 1
+"""Version of the JSON form. Raised when a field changes its meaning or goes away."""
+
+SUPPORTED = ">=0.27,<0.34"
+"""vLLM releases whose differences `harness/engine/compat.py` knows."""
+
+FIRST, LAST = "0.27", "0.33"
+"""The same range for people."""
+
+_NAMES = ("kv_cache_dtypes", "backends")
+_OPTIONAL = ("commit", "cuda", "flashinfer", "transformers")
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """One Python interpreter that has a vLLM."""
+
+    python: str
+    """Path of the interpreter."""
+    version: str
+    """vLLM's version."""
+    commit: str | None
+    torch: str
+    cuda: str | None
+    """The CUDA that torch was built for; None for a CPU build."""
+    flashinfer: str | None
+    transformers: str | None
+    python_version: str
+    kv_cache_dtypes: tuple[str, ...]
+    """vLLM's own `CacheDType` values, in its order."""
+    backends: tuple[str, ...]
+    """Names of the members of vLLM's `AttentionBackendEnum`, in its order."""
+    model_backends: Mapping[str, tuple[str, ...]] = dataclasses.field(hash=False)
+    """Architecture -> the backends that its own code names; no other architecture has any."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The facts as plain JSON data."""
+        data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        for name in _NAMES:
+            data[name] = list(data[name])
+        data["model_backends"] = {key: list(names) for key, names in self.model_backends.items()}
+        return {"schema": SCHEMA, **data}
+
+    @classmethod
+    def from_json(cls, data: Any) -> EngineFacts:
+        """Read what `to_json` gave. ValueError says what is wrong with anything else."""
+        if not isinstance(data, dict):
+            raise ValueError(f"engine facts are a JSON object, not {type(data).__name__}")
+        if data.get("schema") != SCHEMA:
+            raise ValueError(f"engine facts: schema {data.get('schema')!r} is not {SCHEMA}")
+        values = {key: value for key, value in data.items() if key != "schema"}
+        wrong = values.keys() ^ {f.name for f in dataclasses.fields(cls)}
+        if wrong:
+            raise ValueError(f"engine facts: missing or unknown {sorted(wrong)}")
+        for name, value in values.items():
+            if name in _NAMES:
+                values[name] = _strings(name, value)
+            elif name == "model_backends":
+                if not isinstance(value, dict):
+                    raise ValueError(f"engine facts: {name} is not an object")
+                values[name] = {key: _strings(name, names) for key, names in value.items()}
+            elif not isinstance(value, str) and not (value is None and name in _OPTIONAL):
+                raise ValueError(f"engine facts: {name} is not a string but {value!r}")
+        return cls(**values)
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ValueError(f"engine facts: {name} is not a list of strings")
+    return tuple(value)
+
+
+def dumps(facts: EngineFacts) -> str:
+    """The facts as one line of JSON."""
+    return json.dumps(facts.to_json(), separators=(",", ":"))
+
+
+def loads(text: str) -> EngineFacts:
+    """Read what `dumps` wrote. ValueError says what is wrong with anything else."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"engine facts: not JSON: {error}") from None
+    return EngineFacts.from_json(data)
+
+
+def check_supported(version: str) -> None:
+    """UsageError where `version` is no vLLM that can be read. Development builds count."""
+    try:
+        inside = SpecifierSet(SUPPORTED).contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        inside = False
+    if not inside:
+        raise UsageError(
+            f"vLLM {version} is not supported: kvmatrix reads {FIRST} to {LAST}; "
+            f"name one of them, such as --engine {LAST}.0"
+        )

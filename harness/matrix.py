@@ -1,0 +1,133 @@
+"""The matrix of one run: outcomes of cells, and the JSON that scripts read. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.device import Device
+from harness.facts import EngineFacts
+from harness.plan import Cell
+from harness.record import Record
+from harness.terminal import CellView
+from harness.verdict import Judgement
+
+SCHEMA = 1
+"""Version of matrix.json. Raised when a field changes its meaning or goes away."""
+
+MAIN_KINDS = ("MLAAttentionSpec", "FullAttentionSpec")
+"""Spec kinds whose page stands for a cell where a single number is shown."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one planned cell."""
+
+    cell: Cell
+    judgement: Judgement
+    record: Record | None
+    """None where no child ran: skipped, notrun."""
+    expected: str
+    """The verdict that was expected."""
+
+
+def main_page(record: Record | None) -> int | None:
+    """`page_size_bytes` that stands for a record: the largest page of its main attention layers."""
+    if record is None or not record.kv:
+        return None
+    main = [kv for kv in record.kv if kv.kind in MAIN_KINDS] or list(record.kv)
+    return max(kv.page_size_bytes for kv in main)
+
+
+def view(outcome: Outcome) -> CellView:
+    """An outcome as the terminal shows it."""
+    record, judgement, case = outcome.record, outcome.judgement, outcome.cell.case
+    return CellView(
+        id=outcome.cell.id,
+        model=case.model,
+        backend=case.backend,
+        kv_cache_dtype=case.kv_cache_dtype,
+        device=outcome.cell.device.spec,
+        engine=outcome.cell.engine.version,
+        verdict=judgement.verdict,
+        known=judgement.known,
+        reason=judgement.reason,
+        remarks=judgement.remarks,
+        stale=judgement.stale,
+        stage=record.stage if record else "",
+        page=main_page(record),
+        resolved=record.resolved.kv_cache_dtype if record else None,
+        where=record.error.where if record and record.error else None,
+    )
+
+
+def cell_json(outcome: Outcome) -> dict[str, Any]:
+    """One entry of `cells` in matrix.json."""
+    record, judgement, case = outcome.record, outcome.judgement, outcome.cell.case
+    data: dict[str, Any] = {
+        "id": outcome.cell.id,
+        "model": case.model,
+        "backend": case.backend,
+        "kv_cache_dtype": case.kv_cache_dtype,
+        "device": outcome.cell.device.spec,
+        "engine": outcome.cell.engine.version,
+        "verdict": judgement.verdict,
+        "expected": outcome.expected,
+        "known": judgement.known,
+        "stale": judgement.stale,
+        "reason": judgement.reason,
+        "remarks": list(judgement.remarks),
+        "vouched": list(judgement.vouched),
+        "stage": None,
+        "resolved": None,
+        "kv": [],
+        "groups": [],
+        "num_blocks": None,
+        "kv_bytes_per_token": None,
+        "declared": [],
+        "memory": None,
+        "error": None,
+        "seconds": {},
+    }
+    if record is not None:
+        plain = dataclasses.asdict(record)
+        for name in (
+            *("stage", "resolved", "kv", "groups", "num_blocks", "kv_bytes_per_token"),
+            *("declared", "memory", "seconds", "end", "tail", "exit_code", "retried"),
+        ):
+            data[name] = plain[name]
+        if record.error is not None:
+            data["error"] = {
+                "type": record.error.type,
+                "message": record.error.message,
+                "where": record.error.where,
+            }
+    return data
+
+
+def to_json(
+    run: dict[str, Any],
+    engines: Sequence[EngineFacts],
+    devices: Sequence[Device],
+    outcomes: Iterable[Outcome],
+) -> dict[str, Any]:
+    """The whole of matrix.json."""
+    return {
+        "schema": SCHEMA,
+        "run": run,
+        "engines": [engine.to_json() for engine in engines],
+        "devices": [device.to_json() for device in devices],
+        "cells": [cell_json(outcome) for outcome in outcomes],
+    }
+
+
+def counts(judgements: Iterable[Judgement]) -> dict[str, int]:
+    """How many of each verdict, `known` counted apart from it."""
+    found: dict[str, int] = {}
+    for judgement in judgements:
+        key = "known" if judgement.known else judgement.verdict
+        found[key] = found.get(key, 0) + 1
+    return found
+

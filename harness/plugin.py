@@ -1,0 +1,355 @@
+"""The pytest plugin: options, one test per cell, live progress, and the matrix at the end.
+
+Cells run in children (`launch.py`) and are judged by pure functions (`verdict.py`); this module
+only carries things between pytest and them. Under pytest-xdist each worker runs its share of the
+cells, and the controller alone writes and shows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import matrix, output, safe, session, verdict
+from harness.errors import InfraError, UsageError
+from harness.launch import Launcher
+from harness.matrix import Outcome
+from harness.plan import Cell
+from harness.progress import Progress, line
+from harness.record import Record, dumps, loads
+from harness.session import Run
+from harness.terminal import render
+
+EXIT_USAGE = 2
+EXIT_INFRA = 75
+
+RUN = pytest.StashKey[Run]()
+LAUNCHER = pytest.StashKey[Launcher]()
+BOARD = pytest.StashKey["Board"]()
+OUTCOME = pytest.StashKey[Outcome]()
+
+SECONDS_BETWEEN_LINES = 15.0
+"""How often progress is printed where it cannot be rewritten in place (a CI log)."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("kvmatrix", "the KV-cache matrix of vLLM")
+    group.addoption(
+        "--device",
+        action="append",
+        default=[],
+        metavar="SPEC",
+        help="where the engine starts: auto (default), or virtual:<profile>[/<mig profile>] such "
+        "as virtual:h200; repeatable; `kvmatrix devices` lists them",
+    )
+    group.addoption(
+        "--engine",
+        action="append",
+        default=[],
+        metavar="SPEC",
+        help="which vLLM: current (default), a release such as 0.27.1 (installed on demand), or "
+        "the path of a Python interpreter; repeatable",
+    )
+    group.addoption(
+        "--depth", metavar="STAGE", help="how far a cell goes (virtual devices: allocate)"
+    )
+    group.addoption(
+        "--case-timeout",
+        metavar="S",
+        help=f"seconds that a cell may take ({session.DEFAULT_TIMEOUT:.0f})",
+    )
+    group.addoption(
+        "--matrix-out",
+        default="matrix",
+        metavar="DIR",
+        help="folder for matrix.json and records.jsonl (matrix/)",
+    )
+
+
+def wants_cells(config: pytest.Config) -> bool:
+    """True where the arguments name the matrix: then an engine is needed."""
+    cases = (config.rootpath / "cases").resolve()
+    for argument in config.args:
+        path = Path(os.path.abspath(config.invocation_params.dir / argument.split("::")[0]))
+        if path == cases or cases in path.parents or path in cases.parents:
+            return True
+    return False
+
+
+def _start(config: pytest.Config) -> None:
+    """Check the options and, where cells are wanted, resolve the run."""
+    option = config.option
+    options = session.options(
+        option.device, option.engine, option.depth, option.case_timeout, option.matrix_out
+    )
+    if wants_cells(config):
+        config.stash[RUN] = session.resolve(options)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    if config.option.help or config.option.version:
+        return None
+    try:
+        _start(config)
+    except UsageError as error:
+        print(f"kvmatrix: {safe.printable(str(error))}", file=sys.stderr)
+        return EXIT_USAGE
+    except InfraError as error:
+        print(f"kvmatrix: {safe.printable(str(error))}", file=sys.stderr)
+        return EXIT_INFRA
+    return None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        # An xdist worker has no command line of its own; the controller has checked it.
+        _start(config)
+    run = config.stash.get(RUN, None)
+    if run is None:
+        return
+    if not config.option.collectonly and not _distributes(config):
+        jobs = _jobs(config)
+        config.stash[LAUNCHER] = Launcher(
+            jobs,
+            lambda request: session.launch_environ(run.cache, request),
+            lambda request: session.modules_file(run.cache, request),
+        )
+    if not hasattr(config, "workerinput"):
+        board = Board(config, run)
+        config.stash[BOARD] = board
+        config.pluginmanager.register(board, "kvmatrix-board")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    launcher = config.stash.get(LAUNCHER, None)
+    if launcher is not None:
+        launcher.close()
+        del config.stash[LAUNCHER]
+
+
+def _distributes(config: pytest.Config) -> bool:
+    """True in the controller of an xdist run, which runs no cell itself."""
+    return bool(getattr(config.option, "tx", None)) and not hasattr(config, "workerinput")
+
+
+def _jobs(config: pytest.Config) -> int:
+    """Cells at a time in this process: the cores, shared with the other workers."""
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        cores = os.cpu_count() or 1
+    return max(1, cores // int(workers))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "cell" not in metafunc.fixturenames:
+        return
+    run = metafunc.config.stash.get(RUN, None)
+    cells = run.cells if run is not None else ()
+    metafunc.parametrize("cell", cells, ids=[cell.id for cell in cells])
+
+
+def _cell(item: pytest.Item) -> Cell | None:
+    callspec = getattr(item, "callspec", None)
+    cell = callspec.params.get("cell") if callspec is not None else None
+    return cell if isinstance(cell, Cell) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Iterator[None]:
+    launcher = session.config.stash.get(LAUNCHER, None)
+    if launcher is not None and not hasattr(session.config, "workerinput"):
+        run = session.config.stash[RUN]
+        launcher.plan(
+            run.request(cell) for item in session.items if (cell := _cell(item)) is not None
+        )
+    return (yield)
+
+
+@pytest.fixture
+def outcome(request: pytest.FixtureRequest, cell: Cell) -> Outcome:
+    """The cell's record from its child, judged."""
+    run, launcher = request.config.stash[RUN], request.config.stash[LAUNCHER]
+    result = run.judge(cell, launcher.record(run.request(cell)))
+    request.node.stash[OUTCOME] = result
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    outcome = item.stash.get(OUTCOME, None)
+    if outcome is not None and report.when == "setup":
+        # Plain text: it also travels from an xdist worker to the controller.
+        report.kvmatrix_record = dumps(outcome.record)
+    return report
+
+
+class Board:
+    """Gathers the outcomes of a run, shows its progress, and writes and prints the matrix."""
+
+    def __init__(self, config: pytest.Config, run: Run) -> None:
+        self._config = config
+        self._run = run
+        self._cells = {cell.id: cell for cell in run.cells}
+        self._planned: dict[str, Cell] = {}
+        self._outcomes: dict[str, Outcome] = {}
+        self._records: output.Records | None = None
+        self._began = time.time()
+        self._progress: Progress | None = None
+        self._printed = 0.0
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._plan([cell.id for item in session.items if (cell := _cell(item)) is not None])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
+        if not self._planned:
+            self._plan([name for nodeid in ids if (name := _id(nodeid)) in self._cells])
+
+    def _plan(self, ids: list[str]) -> None:
+        self._planned = {name: self._cells[name] for name in ids}
+        if self._planned and not self._config.option.collectonly:
+            self._records = output.Records(self._run.options.out)
+            self._progress = Progress.start(len(self._planned), time.monotonic())
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        text = getattr(report, "kvmatrix_record", None)
+        cell = self._planned.get(_id(report.nodeid))
+        if text is None or cell is None:
+            return
+        record = loads(text)
+        outcome = self._run.judge(cell, record)
+        self._outcomes[cell.id] = outcome
+        if self._records is not None:
+            self._records.add(record)
+        self._show(outcome, record)
+
+    def _show(self, outcome: Outcome, record: Record) -> None:
+        if self._progress is None:
+            return
+        self._progress = self._progress.after(
+            "known" if outcome.judgement.known else outcome.judgement.verdict,
+            record.seconds.get("total", 0.0),
+            outcome.cell.id,
+        )
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is None or self._config.option.verbose != 0:
+            return
+        now = time.monotonic()
+        in_place = terminal.isatty
+        if not in_place and now - self._printed < SECONDS_BETWEEN_LINES and self._left():
+            return
+        self._printed = now
+        text = line(self._progress, now, terminal._tw.fullwidth)
+        if in_place:
+            terminal.rewrite(text, erase=True)
+        else:
+            terminal.write_line(text)
+
+    def _left(self) -> int:
+        return len(self._planned) - len(self._outcomes)
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, Any] | None:
+        if _id(report.nodeid) not in self._planned or self._config.option.verbose != 0:
+            return None
+        # The progress line stands where pytest's letters would.
+        if report.when in ("setup", "teardown"):
+            return ("", "", "") if report.passed else None
+        if hasattr(report, "wasxfail"):
+            return "xfailed", "", "known"
+        return report.outcome, "", report.outcome.upper()
+
+    def outcomes(self) -> list[Outcome]:
+        """One outcome per planned cell, in the order of the plan."""
+        return [
+            self._outcomes.get(name) or self._run.notrun(cell)
+            for name, cell in self._planned.items()
+        ]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if self._config.option.collectonly or not self._planned:
+            return
+        if self._records is not None:
+            self._records.close()
+        outcomes = self.outcomes()
+        about = {
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began)),
+            "seconds": round(time.time() - self._began, 1),
+            "depth": self._run.options.depth,
+            "counts": matrix.counts(outcome.judgement for outcome in outcomes),
+        }
+        data = matrix.to_json(about, self._run.engines, self._run.options.devices, outcomes)
+        output.write_whole(
+            self._run.options.out / "matrix.json", json.dumps(data, indent=1) + "\n"
+        )
+        session.exitstatus = _exit_status(int(exitstatus), outcomes)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self._config.option.collectonly or not self._planned:
+            return
+        writer = terminalreporter._tw
+        terminalreporter.ensure_newline()
+        terminalreporter.write_line("")
+        text = render(
+            [matrix.view(outcome) for outcome in self.outcomes()],
+            width=writer.fullwidth,
+            color=writer.hasmarkup,
+            unicode=(sys.stdout.encoding or "").lower().startswith("utf"),
+            titles=self._titles(),
+        )
+        for row in text.splitlines():
+            writer.line(row)
+        writer.line(f"matrix.json and records.jsonl are in {self._run.options.out}")
+
+    def _titles(self) -> dict[tuple[str, str], str]:
+        titles = {}
+        for engine in self._run.engines:
+            for device in self._run.options.devices:
+                major, minor = device.capability or (0, 0)
+                titles[engine.version, device.spec] = f"SM{major}{minor}, {device.kind}"
+        return titles
+
+
+def _id(nodeid: str) -> str:
+    """The cell's id in a node id; an xdist group may follow it."""
+    return nodeid.rpartition("[")[2].partition("]")[0]
+
+
+def _exit_status(status: int, outcomes: list[Outcome]) -> int:
+    """pytest's exit status, or the one that the outcomes ask for."""
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        return status
+    failing = {o.judgement.verdict for o in outcomes if not o.judgement.passes} - {"skipped"}
+    if failing == {"infra"}:
+        return EXIT_INFRA
+    return int(pytest.ExitCode.TESTS_FAILED) if failing else status
+
+
+def finish(outcome: Outcome) -> None:
+    """End the running test as the judgement says: pass, fail, skip, or xfail for a known one."""
+    judgement = outcome.judgement
+    if judgement.verdict == "skipped":
+        pytest.skip(judgement.reason)
+    if judgement.verdict == "infra":
+        raise InfraError(judgement.reason)
+    text = f"{judgement.verdict}: {judgement.reason}"
+    if judgement.stale:
+        pytest.fail(safe.printable(judgement.stale), pytrace=False)
+    if judgement.known:
+        pytest.xfail(safe.printable(f"known {text}"))
+    if not judgement.passes:
+        pytest.fail(safe.printable(text), pytrace=False)
+
+
+__all__ = ["Board", "finish", "outcome", "verdict"]

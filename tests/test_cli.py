@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import install, plan
+from harness.cli import main, table
+from harness.device import Device, virtual_devices
+from harness.errors import InfraError
+from harness.install import Found
+
+COMMANDS = ("devices", "engines", "models", "run")
+
+
+def model(folder: Path, key: str, **config: Any) -> None:
+    (folder / key).mkdir(parents=True)
+    text = json.dumps({"architectures": ["LlamaForCausalLM"], **config})
+    (folder / key / "config.json").write_text(text)
+
+
+def test_devices_lists_every_spec_with_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == main(["devices"])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["device", "capability", "memory", "SMs", "name"] == rows[0]
+    assert [device.spec for device in virtual_devices()] == [row[0] for row in rows[1:]]
+    numbers = ["virtual:h200/1g.35gb", "9.0", "32.5", "GiB", "26", "NVIDIA", "H200"]
+    assert [*numbers, "MIG", "1g.35gb"] in rows
+
+
+def test_devices_as_json_are_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == main(["devices", "--json"])
+    data = json.loads(capsys.readouterr().out)
+    assert list(virtual_devices()) == [Device.from_json(item) for item in data]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "engines" / "vllm-0.27.1-py3.11"
+    (folder / "bin").mkdir(parents=True)
+    (folder / ".complete").touch()
+    monkeypatch.setenv("KVMATRIX_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_engines_lists_the_one_here_and_those_in_the_cache(
+    cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "find", lambda _: Found("0.24.0", "/vllm", 0))
+    assert 0 == main(["engines", "--json"])
+    python = str(cache / "engines" / "vllm-0.27.1-py3.11" / "bin" / "python")
+    assert [
+        {
+            "spec": "current",
+            "version": "0.24.0",
+            "supported": False,
+            "python": sys.executable,
+        },
+        {"spec": "0.27.1", "version": "0.27.1", "supported": True, "python": python},
+    ] == json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(
+    ("shown", "found"),
+    [
+        ("none", None),
+        ("unknown (not supported)", Found("", "/vllm", 0)),
+        ("0.24.0 (not supported)", Found("0.24.0", "/vllm", 0)),
+        ("0.33.0", Found("0.33.0", "/vllm", 0)),
+    ],
+)
+def test_engines_says_what_the_environment_has(
+    shown: str,
+    found: Found | None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(install, "find", lambda _: found)
+    assert 0 == main(["engines"])
+    line = capsys.readouterr().out.splitlines()[1]
+    assert ["current", *shown.split(), sys.executable] == line.split()
+
+
+def test_models_lists_key_type_and_layers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "MODELS", tmp_path)
+    model(tmp_path, "llama3", model_type="llama", num_hidden_layers=32)
+    model(tmp_path, "nested", model_type="vision", text_config={"num_hidden_layers": 48})
+    model(tmp_path, "odd")
+    assert 0 == main(["models"])
+    assert [
+        ["key", "model_type", "layers"],
+        ["llama3", "llama", "32"],
+        ["nested", "vision", "48"],
+        ["odd", "-", "-"],
+    ] == [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_models_as_json_name_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "MODELS", tmp_path)
+    model(tmp_path, "llama3", model_type="llama", num_hidden_layers=32)
+    assert 0 == main(["models", "--json"])
+    assert [
+        {"key": "llama3", "model_type": "llama", "layers": 32, "path": str(tmp_path / "llama3")}
+    ] == json.loads(capsys.readouterr().out)
+
+
+def test_without_models_it_says_where_they_are_looked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "MODELS", tmp_path / "none")
+    assert 0 == main(["models"])
+    out, err = capsys.readouterr()
+    assert "" == out
+    assert err.startswith("kvmatrix: no models in ")
+
+
+def test_control_characters_of_a_config_are_shown_not_obeyed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "MODELS", tmp_path)
+    model(tmp_path, "evil", model_type="\x1b[2Jllama\n", num_hidden_layers=1)
+    assert 0 == main(["models"])
+    assert r"evil  \x1b[2Jllama\n  1" == capsys.readouterr().out.splitlines()[1]
+
+
+def test_columns_are_aligned_by_what_a_terminal_shows() -> None:
+    assert ["key  n", "段   1", "abc  22"] == table(("key", "n"), [("段", "1"), ("abc", "22")])
+
+
+def test_a_usage_error_is_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "MODELS", tmp_path)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    assert 2 == main(["models"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("kvmatrix: model config broken/config.json cannot be used: ")
+
+
+@pytest.mark.usefixtures("cache")
+def test_an_infrastructure_error_is_one_line_and_exit_code_75(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(_: Path) -> None:
+        raise InfraError("disk\ngone")
+
+    monkeypatch.setattr(install, "find", find)
+    assert 75 == main(["engines"])
+    assert "kvmatrix: disk\\ngone\n" == capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("passed", "arguments"),
+    [
+        ([], []),
+        (["-k", "dsv4", "--device", "virtual:b200"], ["-k", "dsv4", "--device", "virtual:b200"]),
+        (["--help"], ["--", "--help"]),
+        (["--", "--help"], ["--", "--", "--help"]),
+    ],
+)
+def test_run_becomes_pytest_with_the_remaining_arguments(
+    passed: list[str], arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ReplacedError(Exception):
+        pass
+
+    seen: list[Any] = []
+
+    def execv(path: str, argv: list[str]) -> None:
+        seen.append((path, argv))
+        raise ReplacedError
+
+    monkeypatch.setattr(os, "execv", execv)
+    with pytest.raises(ReplacedError):
+        main(["run", *arguments])
+    assert [(sys.executable, [sys.executable, "-m", "pytest", *passed])] == seen
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_explains_itself_with_an_example(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main([command, "--help"])
+    assert 0 == raised.value.code
+    out = capsys.readouterr().out
+    assert f"usage: kvmatrix {command}" in out
+    assert f"example: kvmatrix {command}" in out
+
+
+@pytest.mark.parametrize("arguments", [[], ["device"], ["devices", "--jason"]])
+def test_arguments_that_do_not_exist_are_exit_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(arguments)
+    assert 2 == raised.value.code
+    assert "kvmatrix" in capsys.readouterr().err
+
+
+def test_a_reader_that_stops_early_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.cli", "devices"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writing)
+    assert (0, b"") == (done.returncode, done.stderr)
