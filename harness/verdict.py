@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from harness.case import DEFAULT, UNSET, Case
+from harness.record import STAGES, Declared, Fault, Record
+
+if TYPE_CHECKING:
+    # known.py checks its verdicts against VERDICTS, so this module must load without it.
+    from harness.expect import Expectation, Explicit
+    from harness.known import Known
 
 VERDICTS = (
     "ok",
@@ -22,6 +34,9 @@ VERDICTS = (
 
 PASSING = frozenset({"ok", "rejected"})
 
+Oracle = Callable[[Record], "list[str] | None"]
+"""The layout oracle: disagreements, [] where it confirms, None where it has no opinion."""
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -36,8 +51,268 @@ class Judgement:
     """Which expectations confirmed an `ok`: of `explicit`, `oracle`, `contract`."""
     known: str | None = None
     """The bug link of the known failure that this verdict fulfils."""
+    stale: str | None = None
+    """What is wrong with a known failure that no longer fails; fails the cell."""
 
     @property
     def passes(self) -> bool:
         """True where pytest passes the cell: verdict as it should be, or a known failure."""
-        return self.verdict in PASSING or self.known is not None
+        return self.stale is None and (self.verdict in PASSING or self.known is not None)
+
+
+def reached(record: Record, stage: str) -> bool:
+    """True where `record` got to `stage` or beyond."""
+    return STAGES.index(record.stage) >= STAGES.index(stage)
+
+
+def skipped(reason: str) -> Judgement:
+    """The judgement of a cell that cannot run here."""
+    return Judgement("skipped", reason)
+
+
+def notrun(reason: str = "planned, but never reported") -> Judgement:
+    """The judgement of a cell that was planned and left no record."""
+    return Judgement("notrun", reason)
+
+
+def judge(record: Record, expectation: Expectation, oracle: Oracle) -> Judgement:
+    """What `record` means against all that is expected of it. `oracle` is asked only where
+    initialisation went through far enough to have KV-cache specs."""
+    found = _judged(record, expectation.explicit, oracle)
+    return found if expectation.known is None else _against(expectation.known, found, record.error)
+
+
+def _judged(record: Record, explicit: Explicit | None, oracle: Oracle) -> Judgement:
+    if record.end != "finished":
+        return _ended(record)
+    if record.error is not None:
+        return _failed(record, record.error, explicit)
+    if record.stage != record.depth:
+        return Judgement("crashed", f"ended at stage {record.stage} without an error")
+    return _completed(record, explicit, oracle)
+
+
+def _against(known: Known, found: Judgement, fault: Fault | None) -> Judgement:
+    """The judgement of a cell that is known to fail."""
+    if found.verdict in PASSING:
+        text = f"known failure {known.name} no longer fails: remove it from cases/known.yaml"
+        return replace(found, stale=text)
+    told = (found.reason,) if fault is None else (found.reason, fault.message, fault.where)
+    if found.verdict == known.verdict and any(known.signature in text for text in told):
+        return replace(found, known=known.link)
+    if found.verdict == "infra":
+        return found
+    other = f"known failure {known.name} expects {known.verdict} with {known.signature!r}"
+    return replace(found, reason=f"{found.reason} ({other})")
+
+
+# ---- A child that died, or failed -------------------------------------------------------------
+
+_OUT_OF_MEMORY = re.compile(
+    r"torch\.(?:cuda\.)?OutOfMemoryError"
+    r"|CUDA out of memory"
+    # How it surfaces on a MIG slice, where NVML refuses the allocator's question.
+    r"|NVML_SUCCESS == r INTERNAL ASSERT FAILED[^\n]*CUDACachingAllocator"
+)
+
+_REFUSALS = frozenset({"ValueError", "NotImplementedError"})
+_ACCIDENTS = frozenset(
+    {"AssertionError", "AttributeError", "IndexError", "KeyError", "TypeError"}
+    | {"ZeroDivisionError"}
+)
+
+_OPTION_NAMES = (
+    "kv_cache_dtype",
+    "kv-cache-dtype",
+    "kv cache dtype",
+    "kv-cache",
+    "kv cache",
+    "cache_dtype",
+    "attention backend",
+    "attention_backend",
+)
+
+
+def _ended(record: Record) -> Judgement:
+    last = next((line for line in reversed(record.tail.splitlines()) if line.strip()), "")
+    told = f": {_line(last)}" if last else ""
+    if record.end == "infra":
+        return Judgement("infra", _line(last) or "host or device was not usable")
+    if record.end == "timeout":
+        seconds = record.seconds.get("total")
+        after = "" if seconds is None else f" after {seconds:.0f} s"
+        return Judgement("timeout", f"deadline passed at stage {record.stage}{after}{told}")
+    if _OUT_OF_MEMORY.search(record.tail):
+        return Judgement("oom", f"out of device memory at stage {record.stage}{told}")
+    how = f"{_exit(record.exit_code)} at stage {record.stage} and left no record"
+    return Judgement("crashed", how + told)
+
+
+def _exit(code: int | None) -> str:
+    if code is None:
+        return "ended"
+    if code >= 0:
+        return f"exited with {code}"
+    try:
+        return f"died by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"died by signal {-code}"
+
+
+def _failed(record: Record, fault: Fault, explicit: Explicit | None) -> Judgement:
+    told = f"{fault.type}: {_line(fault.message)}"
+    at = f"at stage {record.stage}: {told}"
+    if "OutOfMemoryError" in (fault.type, *fault.bases) or _OUT_OF_MEMORY.search(fault.message):
+        return Judgement("oom", f"out of device memory {at}")
+    if record.stage == STAGES[0]:
+        return Judgement("broken", f"the engine cannot be imported: {told}")
+    case = Case(record.model, record.backend, record.kv_cache_dtype)
+    flaw = _flaw(fault, case)
+    must = ""
+    remarks: tuple[str, ...] = ()
+    if explicit is not None and explicit.outcome == "rejected":
+        unsaid = [words for words in explicit.says if words not in fault.message]
+        if unsaid and not flaw:
+            flaw = f"the message does not say {' nor '.join(map(repr, unsaid))}"
+    elif explicit is not None:
+        must = f"must work ({explicit.why})"
+    elif case.plain:
+        must = "nothing was passed"
+    elif (declared := declared_for(record)) is not None and not declared.reasons:
+        must = f"{declared.backend} declares it supported" if flaw else ""
+        remarks = ("overdeclared",)
+    if must:
+        return Judgement("broken", f"{must}, yet it failed {at}")
+    if flaw:
+        return Judgement("unclean", f"refused, but not clearly ({flaw}) {at}")
+    return Judgement("rejected", told, remarks)
+
+
+def clear_refusal(fault: Fault, case: Case) -> bool:
+    """True where the exception is a ValueError or NotImplementedError, nothing that happens by
+    accident, and its message names the option, the backend or the dtype that was passed."""
+    return not _flaw(fault, case)
+
+
+def _flaw(fault: Fault, case: Case) -> str:
+    """Why `fault` is no clear refusal; empty where it is one."""
+    classes = {fault.type, *fault.bases}
+    if not classes & _REFUSALS or classes & _ACCIDENTS:
+        return f"{fault.type} is no ValueError"
+    message = fault.message.lower()
+    names = _OPTION_NAMES if case.backend == DEFAULT else (*_OPTION_NAMES, case.backend.lower())
+    if any(name in message for name in names):
+        return ""
+    if case.kv_cache_dtype not in (UNSET, "auto") and _names(message, case.kv_cache_dtype.lower()):
+        return ""
+    return "the message names neither option nor backend"
+
+
+# ---- Initialisation that went through ---------------------------------------------------------
+
+_ELEMENT_TYPES = {
+    "bfloat16": {"bfloat16"},
+    "float16": {"float16"},
+    "fp8": {"float8_e4m3fn", "uint8"},
+    "fp8_e4m3": {"float8_e4m3fn", "uint8"},
+    "fp8_e5m2": {"float8_e5m2", "uint8"},
+}
+"""Plain kv_cache_dtype -> element types that can hold it; fp8 may be kept as bytes."""
+
+_SAME = {"fp8": "fp8_e4m3"}
+"""vLLM's aliases, as the documentation of `--kv-cache-dtype` has them."""
+
+
+def declared_for(record: Record) -> Declared | None:
+    """What the backend that counts says of the configuration; None where nobody says anything.
+
+    A name that was passed may be an alias, so where initialisation went through the backend that
+    serves the main layers counts; so it does where the choice was the engine's own.
+    """
+    entries = {entry.backend: entry for entry in record.declared}
+    selected = record.resolved.selected
+    if selected is not None and (record.error is None or record.backend == DEFAULT):
+        # Layers may differ: unsupported where one is, unknown where one is unknown.
+        serving = [entries.get(name) for name in selected.split("+")]
+        refusing = next((entry for entry in serving if entry is not None and entry.reasons), None)
+        found = refusing if None in serving else refusing or serving[0]
+    else:
+        found = entries.get(record.backend)
+    if found is None and record.error is not None and len(record.declared) == 1:
+        return record.declared[0]
+    return found
+
+
+def _completed(record: Record, explicit: Explicit | None, oracle: Oracle) -> Judgement:
+    declared = declared_for(record)
+    # Below this stage nothing has been built: a refusal may be yet to come.
+    if reached(record, "model"):
+        if explicit is not None and explicit.outcome == "rejected":
+            return Judgement("unguarded", f"must be refused ({explicit.why}), yet it went through")
+        if declared is not None and declared.reasons:
+            return Judgement("unguarded", _unguarded(record, declared, explicit))
+    wrong, vouched = [], []
+    specs = reached(record, "spec")
+    if explicit is not None and explicit.outcome == "ok":
+        wrong += explicit.differences(record)
+        vouched += ["explicit"] if specs else []
+    lines = oracle(record) if specs else None
+    if lines is not None:
+        wrong += lines
+        vouched.append("oracle")
+    if declared is not None and not declared.reasons:
+        vouched.append("contract")
+    remarks, silent = _coercion(record)
+    wrong += silent
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        return Judgement("mismatch", _line(wrong[0]) + more, remarks)
+    by = f"confirmed by {', '.join(vouched)}" if vouched else "initialised; nothing confirms it"
+    return Judgement("ok", by, remarks, tuple(vouched))
+
+
+def _unguarded(record: Record, declared: Declared, explicit: Explicit | None) -> str:
+    reasons = _line("; ".join(declared.reasons))
+    text = f"went through although {declared.backend} declares it unsupported: {reasons}"
+    if explicit is None:
+        return text
+    text += f"; it must work ({explicit.why}), so the declaration is wrong"
+    wrong = explicit.differences(record)
+    return f"{text}; and {'; '.join(wrong)}" if wrong else text
+
+
+def _coercion(record: Record) -> tuple[tuple[str, ...], list[str]]:
+    """Remarks, and what disagrees: the dtype that was passed against the one that was stored."""
+    asked, resolved = record.kv_cache_dtype, record.resolved
+    if asked in (UNSET, "auto"):
+        return (), []
+    names = resolved.kv_cache_dtype.split("+") if resolved.kv_cache_dtype else [asked]
+    others = [name for name in names if _SAME.get(name, name) != _SAME.get(asked, asked)]
+    unsaid = [n for n in others if not any(_names(line, n) for line in record.log)]
+    wrong = [f"stored {name} though {asked} was asked, and no log line says so" for name in unsaid]
+    if (
+        asked in _ELEMENT_TYPES
+        and resolved.storage_dtype is not None
+        and all(name in _ELEMENT_TYPES for name in names)
+    ):
+        may = set().union(*(_ELEMENT_TYPES[name] for name in names))
+        for stored in resolved.storage_dtype.split("+"):
+            if stored not in may:
+                told = f"element type {stored} does not hold {'+'.join(names)}"
+                wrong.append(f"{told}: {asked} was asked, one of {', '.join(sorted(may))} expected")
+    return (("coerced",) if others and not unsaid else ()), wrong
+
+
+def _names(text: str, word: str) -> bool:
+    """True where `word` stands in `text` as a whole word; `fp8` is no word of `fp8_ds_mla`."""
+    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) is not None
+
+
+_LONGEST = 300
+"""Letters of a message that a reason quotes; the record has all of it."""
+
+
+def _line(text: str) -> str:
+    """`text` as one line of a sensible length."""
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"

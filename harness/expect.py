@@ -1,0 +1,65 @@
+"""Expectations: what is written by hand for a cell. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from harness.case import Case
+from harness.known import Known
+
+
+@dataclass(frozen=True)
+class Explicit:
+    """A hand-written expectation of one case on some capabilities."""
+
+    id: str
+    """Case id, such as `dsv4-default-unset`."""
+    outcome: str
+    """`ok` or `rejected`."""
+    why: str
+    """One line: where the expectation comes from."""
+    capabilities: tuple[int, ...] = ()
+    """Majors of the compute capabilities for which it holds; () means all."""
+    kv_cache_dtype: str | None = None
+    """What the main attention layers must resolve to; None where it is not defined."""
+    storage_dtype: str | None = None
+    """Element type of the main cache."""
+    written_back: bool = False
+    """True where `cache_config.cache_dtype` must be the resolved one at the end."""
+    pages: tuple[tuple[str, int, int], ...] = ()
+    """`(role, compress_ratio, page_size_bytes)`: each must be there, and nothing else of its
+    role and ratio."""
+    tail: int | None = None
+    """Last dimension of the main cache's tensors."""
+    says: tuple[str, ...] = ()
+    """Words that a refusal must hold."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """Everything that people wrote down about one cell."""
+
+    explicit: Explicit | None = None
+    known: Known | None = None
+
+
+def find(
+    explicit: Iterable[Explicit], case_id: str, capability: tuple[int, int] | None
+) -> Explicit | None:
+    """The explicit case for `case_id` on a device of `capability`; None where there is none."""
+    major = capability[0] if capability else None
+    for one in explicit:
+        if one.id == case_id and (not one.capabilities or major in one.capabilities):
+            return one
+    return None
+
+
+def expected_verdict(case: Case, expectation: Expectation) -> str:
+    """What matrix.json names as expected: one verdict, or `ok or rejected` where the declared
+    contract decides."""
+    if expectation.known is not None:
+        return expectation.known.verdict
+    if expectation.explicit is not None:
+        return expectation.explicit.outcome
+    return "ok" if case.plain else "ok or rejected"

@@ -1,0 +1,157 @@
+"""Known failures: cases/known.yaml, its checks, and which entry speaks of a cell. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import date
+from fnmatch import fnmatchcase
+from typing import Any
+
+import yaml
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from harness.errors import UsageError, near
+from harness.verdict import PASSING, VERDICTS
+
+UNREPORTED = "vllm:unreported"
+"""In place of a link, for a fault that has no public issue yet; such an entry must reproduce."""
+
+_REQUIRED = ("name", "cells", "verdict", "signature", "link", "since", "expires", "reason")
+_OPTIONAL = ("engines", "devices", "reproduce")
+
+
+@dataclass(frozen=True)
+class Known:
+    """One known failure."""
+
+    name: str
+    cells: tuple[str, ...]
+    """Case ids, or fnmatch patterns of them."""
+    verdict: str
+    signature: str
+    """A part of the reason or of the error's message or place."""
+    link: str
+    since: date
+    expires: date
+    reason: str
+    engines: str = ""
+    """Version specifiers such as `>=0.30,<0.34`; empty means every engine."""
+    devices: tuple[str, ...] = ()
+    """Device SPECs (fnmatch) or capabilities such as `sm90`; empty means every device."""
+    reproduce: str = ""
+
+
+def load(text: str, source: str = "cases/known.yaml") -> tuple[Known, ...]:
+    """The entries of a YAML text. UsageError names the entry and what is wrong with it."""
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        place = getattr(error, "problem_mark", None)
+        line = f" line {place.line + 1}" if place is not None else ""
+        raise UsageError(f"{source}{line} is not YAML") from None
+    if data is None:
+        return ()
+    if not isinstance(data, list):
+        raise UsageError(f"{source} must be a list of entries")
+    entries = tuple(_entry(raw, f"{source} entry {at}") for at, raw in enumerate(data, 1))
+    names = [entry.name for entry in entries]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"{source}: two entries are named {name!r}")
+    return entries
+
+
+def _entry(raw: Any, where: str) -> Known:
+    if not isinstance(raw, dict):
+        raise UsageError(f"{where} must be a mapping")
+    where = f"{where} ({raw.get('name', 'no name')})"
+    for key in raw:
+        if key not in _REQUIRED + _OPTIONAL:
+            close = near(str(key), _REQUIRED + _OPTIONAL)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise UsageError(f"{where}: unknown key {key!r}{hint}")
+    missing = [key for key in _REQUIRED if not raw.get(key)]
+    if missing:
+        raise UsageError(f"{where}: {', '.join(missing)} missing")
+    if raw["verdict"] not in VERDICTS or raw["verdict"] in PASSING:
+        failing = [v for v in VERDICTS if v not in PASSING]
+        raise UsageError(f"{where}: verdict {raw['verdict']!r} is not one of {', '.join(failing)}")
+    for key in ("since", "expires"):
+        if not isinstance(raw[key], date):
+            raise UsageError(f"{where}: {key} {raw[key]!r} is not a date such as 2026-12-01")
+    if raw["since"] > raw["expires"]:
+        raise UsageError(f"{where}: since {raw['since']} is after expires {raw['expires']}")
+    engines = str(raw.get("engines", ""))
+    try:
+        SpecifierSet(engines)
+    except InvalidSpecifier:
+        raise UsageError(f"{where}: engines {engines!r} is not like '>=0.30,<0.34'") from None
+    link = str(raw["link"])
+    if link == UNREPORTED:
+        if not raw.get("reproduce"):
+            raise UsageError(f"{where}: a fault that is not reported must say how to reproduce it")
+    elif not link.startswith(("https://", "http://")):
+        raise UsageError(f"{where}: link {link!r} is neither a URL nor {UNREPORTED}")
+    return Known(
+        name=str(raw["name"]),
+        cells=_words(raw["cells"], f"{where}: cells"),
+        verdict=str(raw["verdict"]),
+        signature=str(raw["signature"]),
+        link=link,
+        since=raw["since"],
+        expires=raw["expires"],
+        reason=str(raw["reason"]).strip(),
+        engines=engines,
+        devices=_words(raw.get("devices", []), f"{where}: devices"),
+        reproduce=str(raw.get("reproduce", "")).strip(),
+    )
+
+
+def _words(raw: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(raw, list) or not all(isinstance(word, str) for word in raw):
+        raise UsageError(f"{where} must be a list of words")
+    return tuple(raw)
+
+
+def check(entries: Iterable[Known], ids: Collection[str], today: date) -> list[str]:
+    """What is wrong with the entries now: cells that do not exist, entries past their day."""
+    problems = []
+    for entry in entries:
+        for pattern in entry.cells:
+            if not any(fnmatchcase(name, pattern) for name in ids):
+                close = near(pattern, ids)
+                hint = f", did you mean {close[0]}?" if close else ""
+                problems.append(f"{entry.name}: no cell {pattern!r}{hint}")
+        if entry.expires < today:
+            problems.append(
+                f"{entry.name} expired on {entry.expires}: look at {entry.link} again, then remove "
+                "the entry or move the day"
+            )
+    return problems
+
+
+def find(
+    entries: Iterable[Known],
+    case_id: str,
+    version: str,
+    device: str,
+    capability: tuple[int, int] | None,
+) -> Known | None:
+    """The entry that speaks of a cell. UsageError where two do."""
+    speaking = [e for e in entries if _speaks(e, case_id, version, device, capability)]
+    if len(speaking) > 1:
+        names = " and ".join(repr(entry.name) for entry in speaking)
+        raise UsageError(f"cases/known.yaml: {names} both speak of {case_id} on {device}")
+    return speaking[0] if speaking else None
+
+
+def _speaks(
+    entry: Known, case_id: str, version: str, device: str, capability: tuple[int, int] | None
+) -> bool:
+    sm = "sm{}{}".format(*capability) if capability else ""
+    return (
+        any(fnmatchcase(case_id, pattern) for pattern in entry.cells)
+        and SpecifierSet(entry.engines).contains(version, prereleases=True)
+        and (not entry.devices or any(fnmatchcase(device, d) or d == sm for d in entry.devices))
+    )
