@@ -7,6 +7,12 @@ from dataclasses import dataclass
 
 from harness.case import Case
 from harness.known import Known
+from harness.record import STAGES, KVCache, Record
+
+
+def _main(kv: KVCache) -> bool:
+    """True for the caches that hold what attention reads: not an indexer's, not a state."""
+    return "indexer" not in kv.role and "state" not in kv.role
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,38 @@ class Explicit:
     """Last dimension of the main cache's tensors."""
     says: tuple[str, ...] = ()
     """Words that a refusal must hold."""
+
+    def differences(self, record: Record) -> list[str]:
+        """One line per number or name of `record` that is not what was written down."""
+        resolved = record.resolved
+        facts: list[tuple[str, object, object]] = []
+        if STAGES.index(record.stage) < STAGES.index("model"):
+            return []
+        if self.kv_cache_dtype is not None:
+            facts.append(("resolved dtype", resolved.kv_cache_dtype, self.kv_cache_dtype))
+        if self.storage_dtype is not None:
+            facts.append(("storage dtype", resolved.storage_dtype, self.storage_dtype))
+        if self.written_back:
+            must = self.kv_cache_dtype or resolved.kv_cache_dtype
+            facts.append(("dtype written back to the cache config", resolved.cache_config, must))
+        if STAGES.index(record.stage) >= STAGES.index("spec"):
+            if not record.kv:
+                facts.append(("number of layers with a KV cache", 0, "more"))
+            for role, ratio, page in self.pages:
+                seen = {
+                    kv.page_size_bytes
+                    for kv in record.kv
+                    if (kv.role, kv.compress_ratio) == (role, ratio)
+                }
+                what = f"page of {role} (ratio {ratio})"
+                facts += [(what, size, page) for size in sorted(seen)] or [(what, None, page)]
+        if self.tail is not None:
+            facts += [
+                (f"last dimension of {kv.role}", kv.shape[-1], self.tail)
+                for kv in record.kv
+                if kv.shape and _main(kv)
+            ]
+        return [f"{what} is {seen}, must be {must}" for what, seen, must in facts if seen != must]
 
 
 @dataclass(frozen=True)

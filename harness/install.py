@@ -208,7 +208,7 @@ def _build(uv: Sequence[str], version: str, folder: Path) -> None:
 def _run_uv(command: Sequence[str], folder: Path, *, shown: bool = False) -> tuple[int, str]:
     """uv's exit status, and what it wrote to stderr unless it was shown. The folder lies outside
     any project, so that no project's settings apply."""
-    done = subprocess.run(  # noqa: S603 - uv, with a version that was parsed
+    done = subprocess.run(
         command,
         cwd=folder,
         stdin=subprocess.DEVNULL,
@@ -314,7 +314,7 @@ def _package(info: Path) -> Path | None:
 def _ask(python: Path) -> Found | None:
     """What the interpreter itself says; UsageError where it is none."""
     try:
-        done = subprocess.run(  # noqa: S603 - the interpreter that the user names
+        done = subprocess.run(
             [str(python), "-I", "-c", _ASK],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -363,7 +363,7 @@ def _read(python: Path, found: Found, environ: Environ) -> EngineFacts:
     """Let the interpreter tell the facts of its vLLM."""
     _say(f"reading what vLLM {found.version or found.package} knows (10-40 s, once)")
     try:
-        done = subprocess.run(  # noqa: S603 - the interpreter that the user names
+        done = subprocess.run(
             [str(python), str(ENGINE / "__main__.py"), "facts"],
             env=dict(environ(python)),
             stdin=subprocess.DEVNULL,

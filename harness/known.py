@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import date
@@ -10,9 +11,13 @@ from typing import Any
 
 import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
 
 from harness.errors import UsageError, near
 from harness.verdict import PASSING, VERDICTS
+
+FAILURES = tuple(v for v in VERDICTS if v not in PASSING | {"infra", "skipped", "notrun"})
+"""What an entry can expect: the verdicts by which the product fails."""
 
 UNREPORTED = "vllm:unreported"
 """In place of a link, for a fault that has no public issue yet; such an entry must reproduce."""
@@ -50,6 +55,9 @@ def load(text: str, source: str = "cases/known.yaml") -> tuple[Known, ...]:
         place = getattr(error, "problem_mark", None)
         line = f" line {place.line + 1}" if place is not None else ""
         raise UsageError(f"{source}{line} is not YAML") from None
+    except ValueError as error:
+        # What looks like a date is made one at once, a thirteenth month too.
+        raise UsageError(f"{source}: a date that is none: {error}") from None
     if data is None:
         return ()
     if not isinstance(data, list):
@@ -71,14 +79,15 @@ def _entry(raw: Any, where: str) -> Known:
             close = near(str(key), _REQUIRED + _OPTIONAL)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise UsageError(f"{where}: unknown key {key!r}{hint}")
-    missing = [key for key in _REQUIRED if not raw.get(key)]
+    # A signature of blanks would be found in every failure.
+    missing = [key for key in _REQUIRED if not str(raw.get(key) or "").strip()]
     if missing:
         raise UsageError(f"{where}: {', '.join(missing)} missing")
-    if raw["verdict"] not in VERDICTS or raw["verdict"] in PASSING:
-        failing = [v for v in VERDICTS if v not in PASSING]
-        raise UsageError(f"{where}: verdict {raw['verdict']!r} is not one of {', '.join(failing)}")
+    if raw["verdict"] not in FAILURES:
+        raise UsageError(f"{where}: verdict {raw['verdict']!r} is not one of {', '.join(FAILURES)}")
     for key in ("since", "expires"):
-        if not isinstance(raw[key], date):
+        # A time of day makes it a datetime, which is a date that does not compare with one.
+        if type(raw[key]) is not date:
             raise UsageError(f"{where}: {key} {raw[key]!r} is not a date such as 2026-12-01")
     if raw["since"] > raw["expires"]:
         raise UsageError(f"{where}: since {raw['since']} is after expires {raw['expires']}")
@@ -91,7 +100,7 @@ def _entry(raw: Any, where: str) -> Known:
     if link == UNREPORTED:
         if not raw.get("reproduce"):
             raise UsageError(f"{where}: a fault that is not reported must say how to reproduce it")
-    elif not link.startswith(("https://", "http://")):
+    elif not re.fullmatch(r"https?://[^\s/]+\S*", link):
         raise UsageError(f"{where}: link {link!r} is neither a URL nor {UNREPORTED}")
     return Known(
         name=str(raw["name"]),
@@ -112,6 +121,22 @@ def _words(raw: Any, where: str) -> tuple[str, ...]:
     if not isinstance(raw, list) or not all(isinstance(word, str) for word in raw):
         raise UsageError(f"{where} must be a list of words")
     return tuple(raw)
+
+
+def relevant(entries: Iterable[Known], versions: Iterable[str]) -> tuple[Known, ...]:
+    """The entries that speak of at least one of these vLLM versions."""
+    some = tuple(versions)
+    return tuple(entry for entry in entries if any(_of_engine(entry, v) for v in some))
+
+
+def _of_engine(entry: Known, version: str) -> bool:
+    """True where `entry` speaks of a vLLM version; one that is no version is in no range."""
+    if not entry.engines:
+        return True
+    try:
+        return SpecifierSet(entry.engines).contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return False
 
 
 def check(entries: Iterable[Known], ids: Collection[str], today: date) -> list[str]:
@@ -152,6 +177,6 @@ def _speaks(
     sm = "sm{}{}".format(*capability) if capability else ""
     return (
         any(fnmatchcase(case_id, pattern) for pattern in entry.cells)
-        and SpecifierSet(entry.engines).contains(version, prereleases=True)
+        and _of_engine(entry, version)
         and (not entry.devices or any(fnmatchcase(device, d) or d == sm for d in entry.devices))
     )

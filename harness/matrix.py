@@ -130,4 +130,3 @@ def counts(judgements: Iterable[Judgement]) -> dict[str, int]:
         key = "known" if judgement.known else judgement.verdict
         found[key] = found.get(key, 0) + 1
     return found
-

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from harness import matrix, output, safe, session, verdict
+from harness import matrix, output, safe, session
 from harness.errors import InfraError, UsageError
 from harness.launch import Launcher
 from harness.matrix import Outcome
@@ -221,6 +221,10 @@ class Board:
         if self._planned and not self._config.option.collectonly:
             self._records = output.Records(self._run.options.out)
             self._progress = Progress.start(len(self._planned), time.monotonic())
+            terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+            if terminal is not None and self._config.option.verbose == 0:
+                # The progress line stands where pytest would name the file.
+                terminal.showfspath = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         text = getattr(report, "kvmatrix_record", None)
@@ -250,7 +254,7 @@ class Board:
         if not in_place and now - self._printed < SECONDS_BETWEEN_LINES and self._left():
             return
         self._printed = now
-        text = line(self._progress, now, terminal._tw.fullwidth)
+        text = line(self._progress, now, terminal._tw.fullwidth - 1, unicode=_unicode())
         if in_place:
             terminal.rewrite(text, erase=True)
         else:
@@ -290,9 +294,7 @@ class Board:
             "counts": matrix.counts(outcome.judgement for outcome in outcomes),
         }
         data = matrix.to_json(about, self._run.engines, self._run.options.devices, outcomes)
-        output.write_whole(
-            self._run.options.out / "matrix.json", json.dumps(data, indent=1) + "\n"
-        )
+        output.write_whole(self._run.options.out / "matrix.json", json.dumps(data, indent=1) + "\n")
         session.exitstatus = _exit_status(int(exitstatus), outcomes)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -305,7 +307,7 @@ class Board:
             [matrix.view(outcome) for outcome in self.outcomes()],
             width=writer.fullwidth,
             color=writer.hasmarkup,
-            unicode=(sys.stdout.encoding or "").lower().startswith("utf"),
+            unicode=_unicode(),
             titles=self._titles(),
         )
         for row in text.splitlines():
@@ -319,6 +321,11 @@ class Board:
                 major, minor = device.capability or (0, 0)
                 titles[engine.version, device.spec] = f"SM{major}{minor}, {device.kind}"
         return titles
+
+
+def _unicode() -> bool:
+    """True where the terminal takes more than ASCII."""
+    return (sys.stdout.encoding or "").lower().startswith("utf")
 
 
 def _id(nodeid: str) -> str:
@@ -350,6 +357,3 @@ def finish(outcome: Outcome) -> None:
         pytest.xfail(safe.printable(f"known {text}"))
     if not judgement.passes:
         pytest.fail(safe.printable(text), pytrace=False)
-
-
-__all__ = ["Board", "finish", "outcome", "verdict"]

@@ -223,13 +223,26 @@ _SAME = {"fp8": "fp8_e4m3"}
 """vLLM's aliases, as the documentation of `--kv-cache-dtype` has them."""
 
 
+_DTYPE_REASON = "kv_cache_dtype not supported"
+
+
+def _without_alias(entry: Declared, asked: str) -> Declared:
+    """`entry` less its complaint of the dtype where it lists the alias of the one asked for."""
+    aliases = {_SAME.get(asked, asked), *(a for a, of in _SAME.items() if of == asked)} - {asked}
+    if not aliases & set(entry.kv_cache_dtypes):
+        return entry
+    return replace(entry, reasons=tuple(r for r in entry.reasons if r != _DTYPE_REASON))
+
+
 def declared_for(record: Record) -> Declared | None:
     """What the backend that counts says of the configuration; None where nobody says anything.
 
     A name that was passed may be an alias, so where initialisation went through the backend that
     serves the main layers counts; so it does where the choice was the engine's own.
     """
-    entries = {entry.backend: entry for entry in record.declared}
+    entries = {
+        entry.backend: _without_alias(entry, record.kv_cache_dtype) for entry in record.declared
+    }
     selected = record.resolved.selected
     if selected is not None and (record.error is None or record.backend == DEFAULT):
         # Layers may differ: unsupported where one is, unknown where one is unknown.
@@ -239,7 +252,7 @@ def declared_for(record: Record) -> Declared | None:
     else:
         found = entries.get(record.backend)
     if found is None and record.error is not None and len(record.declared) == 1:
-        return record.declared[0]
+        return next(iter(entries.values()))
     return found
 
 

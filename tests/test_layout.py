@@ -31,7 +31,7 @@ FLASH: dict[str, Any] = {
 }
 
 
-def seen(  # noqa: PLR0913, PLR0917 - one row of a table
+def seen(
     role: str, ratio: int, layers: int, block: int, content: int, page: int, *tensor: Any
 ) -> KVCache:
     shape, dtype = tensor or (None, None)

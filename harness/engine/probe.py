@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from harness.case import DEFAULT, UNSET, Case
 from harness.device import Device
 from harness.engine import compat, seams

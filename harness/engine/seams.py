@@ -225,7 +225,11 @@ class OnMeta(TorchFunctionMode):
     """Tensors that would lie on a CUDA device come out on the meta device: shape, no memory."""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
         if _is_cuda(kwargs.get("device")):
