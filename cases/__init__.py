@@ -1,0 +1,1 @@
+"""What is tested: models, explicit expectations, the matrix, known failures."""

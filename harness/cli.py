@@ -99,9 +99,7 @@ def run(arguments: list[str]) -> int:
     if arguments[:1] == ["--"]:
         arguments = arguments[1:]
     sys.stdout.flush()
-    os.execv(  # noqa: S606 - no shell is wanted
-        sys.executable, [sys.executable, "-m", "pytest", *arguments]
-    )
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])
 
 
 def devices() -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ def near(word: str, known: Iterable[str]) -> list[str]:
 
 
 def unknown(kind: str, word: str, known: Iterable[str], remedy: str) -> UsageError:
-    """A UsageError such as `unknown device 'h20O': did you mean 'h200'? kvmatrix devices lists them`."""
+    """A UsageError such as `unknown device 'h20O': did you mean 'h200'? ... lists them`."""
     close = near(word, known)
     hint = f" did you mean {' or '.join(map(repr, close))}?" if close else ""
     return UsageError(f"unknown {kind} {word!r}:{hint} {remedy}")

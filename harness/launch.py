@@ -31,7 +31,7 @@ from harness.record import Record, RecordError, loads
 MAIN = Path(__file__).parent / "engine" / "__main__.py"
 
 START_SECONDS = 300.0
-"""Warming up takes 10-40 s (vLLM's imports, model inspection on the first run); a cold disk more."""
+"""Warming up takes 10-40 s (vLLM's imports, model inspection once); on a cold disk more."""
 
 GRACE_SECONDS = 20.0
 """What a server gets beyond its cells' deadlines before it counts as hung itself."""
@@ -97,7 +97,7 @@ def observed(request: Request, ended: Ended, record: Path, log: Path) -> Record:
         depth=request.depth,
         stage=ended.stage or "import",
         end="silent" if ended.end == "finished" else ended.end,
-        tail=safe.mask(tail(log) + complaint, os.environ).strip(),
+        tail=_mask(tail(log) + complaint)[-TAIL_BYTES:].strip(),
         exit_code=ended.code,
         retried=ended.retried,
         seconds={"total": ended.seconds},
@@ -105,23 +105,26 @@ def observed(request: Request, ended: Ended, record: Path, log: Path) -> Record:
 
 
 def tail(log: Path) -> str:
-    """The last TAIL_BYTES of a log as text; empty where there is none."""
+    """The end of a log as text, more than TAIL_BYTES of it; empty where there is none."""
     try:
         with open(log, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            # Twice what is kept: a secret that straddles the cut must be whole to be masked.
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 2 * TAIL_BYTES))
             return file.read().decode("utf-8", "replace")
     except OSError:
         return ""
 
 
 def _masked(record: Record) -> Record:
-    mask = lambda text: safe.mask(text, os.environ)  # noqa: E731 - a name for three uses
     error = record.error
     if error is not None:
-        error = dataclasses.replace(error, message=mask(error.message))
-    return dataclasses.replace(
-        record, error=error, log=tuple(map(mask, record.log)), tail=mask(record.tail)
-    )
+        error = dataclasses.replace(error, message=_mask(error.message))
+    log = tuple(_mask(line) for line in record.log)
+    return dataclasses.replace(record, error=error, log=log, tail=_mask(record.tail))
+
+
+def _mask(text: str) -> str:
+    return safe.mask(text, os.environ)
 
 
 def end_of(code: int) -> str:

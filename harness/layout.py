@@ -248,9 +248,7 @@ def _deepseek_v4(
     return tuple(page for page in pages if page.layers)
 
 
-def _page(  # noqa: PLR0913, PLR0917 - what a page is made of, and no more
-    role: str, ratio: int, layers: int, block: int, state: _State, align: int
-) -> Page:
+def _page(role: str, ratio: int, layers: int, block: int, state: _State, align: int) -> Page:
     states = block // ratio
     content = states * state.size
     page = -(-content // align) * align

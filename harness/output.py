@@ -1,4 +1,4 @@
-"""Files that a run leaves: records.jsonl, flushed per cell, and files that are whole or not there."""
+"""Files of a run: records.jsonl, flushed per cell, and files that are whole or not there."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Records:
         self._path = folder / "records.jsonl"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = open(self._path, "w", encoding="utf-8")
+            self._file = open(self._path, "w", encoding="utf-8")  # noqa: SIM115 - closed by close()
         except OSError as error:
             raise InfraError(f"cannot write {self._path}: {error.strerror or error}") from None
 
@@ -50,4 +50,5 @@ class Records:
             raise InfraError(f"cannot write {self._path}: {error.strerror or error}") from None
 
     def close(self) -> None:
+        """No more records will come."""
         self._file.close()

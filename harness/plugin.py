@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +165,7 @@ def _cell(item: pytest.Item) -> Cell | None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtestloop(session: pytest.Session) -> Iterator[None]:
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
     launcher = session.config.stash.get(LAUNCHER, None)
     if launcher is not None and not hasattr(session.config, "workerinput"):
         run = session.config.stash[RUN]
@@ -185,12 +185,14 @@ def outcome(request: pytest.FixtureRequest, cell: Cell) -> Outcome:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     outcome = item.stash.get(OUTCOME, None)
-    if outcome is not None and report.when == "setup":
+    if outcome is not None and outcome.record is not None and report.when == "setup":
         # Plain text: it also travels from an xdist worker to the controller.
-        report.kvmatrix_record = dumps(outcome.record)
+        report.kvmatrix_record = dumps(outcome.record)  # type: ignore[attr-defined]
     return report
 
 

@@ -43,7 +43,7 @@ class Fault:
     message: str
     where: str
     """`file:function` of the innermost frame inside vLLM (else the innermost of all), the file
-    relative to the package folder's parent, such as `vllm/models/deepseek_v4/attention.py:__init__`."""
+    relative to site-packages, such as `vllm/models/deepseek_v4/attention.py:__init__`."""
 
 
 @dataclass(frozen=True)

@@ -228,6 +228,7 @@ def test_an_explicit_refusal_by_assertion_is_unclean_though_the_advice_is_there(
         (True, "ValueError", "flashmla cannot do this"),
         (True, "ValueError", "fp8 is not for this model"),
         (False, "ValueError", "fp8_e5m2 is not for this model"),
+        (False, "ValueError", "mxfp8 is not for this model"),
         (False, "ValueError", "head size 80"),
         (False, "RuntimeError", "kv_cache_dtype fp8"),
         (False, "AssertionError", "kv_cache_dtype fp8"),

@@ -1,0 +1,1 @@
+"""The child side, run under the engine's interpreter."""

@@ -1,7 +1,8 @@
 """The child, run under the engine's interpreter: `python harness/engine/__main__.py COMMAND`.
 
-`facts` prints what the engine is as one line of JSON; `serve MODEL_PATH MODULES` runs cells
-(see `server.py`); `cell MODEL BACKEND KV_CACHE_DTYPE MODEL_PATH DEPTH RECORD` runs one. The device comes from the environment (`seams.DEVICE_VARIABLE`).
+`facts` prints what the engine is as one line of JSON. `serve MODEL_PATH MODULES` runs cells (see
+`server.py`). `cell MODEL BACKEND KV_CACHE_DTYPE MODEL_PATH DEPTH RECORD` runs one.
+The device comes from the environment (`seams.DEVICE_VARIABLE`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 
 def main(arguments: list[str]) -> int:
+    """Run one command; its exit status."""
     # The script's own folder must not be where modules are looked for: `platform` is one of ours.
     here = str(Path(__file__).resolve().parent)
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or ".") != here]

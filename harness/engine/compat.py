@@ -102,7 +102,7 @@ def allocate(
 
 
 def plan(executor: Any, vllm_config: Any) -> Any:
-    """vLLM's KV planning, from specs to allocation, with `executor` in the model executor's place."""
+    """vLLM's KV planning, from specs to allocation, with `executor` for the executor."""
     from vllm.v1.engine.core import EngineCore
 
     core = SimpleNamespace(
@@ -133,7 +133,7 @@ def backend_class(name: str) -> Any:
 
 
 def tokens_per_state(spec: Any) -> int:
-    """Tokens that share one stored state: `compress_ratio` in 0.27.1, `tokens_per_state` in 0.33.0."""
+    """Tokens that share one stored state: `compress_ratio` (0.27.1), `tokens_per_state` (0.33.0)."""
     for name in ("compress_ratio", "tokens_per_state"):
         value = getattr(spec, name, None)
         if value is not None:

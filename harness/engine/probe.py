@@ -35,7 +35,7 @@ _ABOUT_KV = re.compile(r"kv.?cache|cache.?dtype|fp8_ds_mla|attention backend", r
 _LAYER = re.compile(r"^(?:.*\.)?layers\.\d+\.")
 
 
-class _Reached(Exception):
+class _Reached(Exception):  # noqa: N818 - no error: the depth asked for is done
     """The stage that was asked for has been passed."""
 
 
@@ -89,8 +89,10 @@ class _Run:
         self.device = device
         self.depth = depth
         self.seen = _Observed()
+        self._since = time.perf_counter()
+        self._tell: Callable[[str], None] = lambda stage: None
 
-    def enter(self, stage: str, tell: Callable[[str], None]) -> None:
+    def enter(self, stage: str) -> None:
         """Leave the running stage for `stage`; _Reached where the depth asked for lies behind."""
         now = time.perf_counter()
         if self.seen.stage != "import":
@@ -99,19 +101,18 @@ class _Run:
         if VIRTUAL_STAGES.index(stage) > VIRTUAL_STAGES.index(self.depth):
             raise _Reached
         self.seen.stage = stage
-        tell(stage)
+        self._tell(stage)
 
     def go(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
-        self._since = time.perf_counter()
-        self.enter("config", tell)
+        self.enter("config")
         self.seen.vllm_config = config = self._config()
         from vllm.config import set_current_vllm_config
         from vllm.utils.torch_utils import set_default_torch_dtype
 
         with ExitStack() as stack:
             stack.enter_context(set_current_vllm_config(config))
-            self.enter("model", tell)
+            self.enter("model")
             # Before meta becomes the default place: the group exchanges real tensors on the host.
             self._distributed()
             stack.enter_context(set_default_torch_dtype(config.model_config.dtype))
@@ -123,9 +124,9 @@ class _Run:
             from vllm.platforms import current_platform
 
             current_platform.update_block_size_for_backend(config)
-            self.enter("spec", tell)
+            self.enter("spec")
             self.seen.specs = compat.kv_cache_specs(config)
-            self.enter("plan", tell)
+            self.enter("plan")
             compat.plan(_Executor(self), config)
 
     def _config(self) -> Any:
@@ -173,11 +174,11 @@ class _Run:
             available_bytes=budget - weights if fits else budget,
             weights_fit=fits,
         )
-        return self.seen.memory.available_bytes
+        return budget - weights if fits else budget
 
     def allocate(self, kv_cache_config: Any) -> None:
         self.seen.kv_cache_config = kv_cache_config
-        self.enter("allocate", self._tell)
+        self.enter("allocate")
         config = self.seen.vllm_config
         groups, kernel_block_sizes = compat.attention_groups(config, kv_cache_config, seams.META)
         self.seen.tensors = compat.allocate(
@@ -376,8 +377,8 @@ def _kv(seen: _Observed) -> tuple[KVCache, ...]:
     found: dict[tuple[Any, ...], int] = {}
     blocks = int(seen.kv_cache_config.num_blocks) if seen.kv_cache_config is not None else 0
     for name, spec in seen.specs.items():
-        tensor = seen.tensors.get(name)
-        one = tensor[0] if isinstance(tensor, (list, tuple)) and tensor else tensor
+        tensor: Any = seen.tensors.get(name)
+        one: Any = tensor[0] if isinstance(tensor, (list, tuple)) and tensor else tensor
         alike = (
             type(spec).__name__,
             _LAYER.sub("", name),
@@ -443,7 +444,7 @@ def _groups(seen: _Observed) -> tuple[Group, ...]:
 def _per_token(seen: _Observed) -> int:
     return math.ceil(
         sum(
-            spec.page_size_bytes / spec.block_size
+            int(spec.page_size_bytes) / int(spec.block_size)
             for spec in seen.specs.values()
             if getattr(spec, "sliding_window", None) is None
         )

@@ -36,11 +36,14 @@ GRACE_SECONDS = 2.0
 """Between SIGTERM and SIGKILL."""
 
 
+_SET_PDEATHSIG = 1
+"""`PR_SET_PDEATHSIG` of linux/prctl.h."""
+
+
 def die_with_parent() -> None:
     """Ask the kernel for SIGKILL when the parent is gone (Linux; elsewhere stdin's end must do)."""
-    PR_SET_PDEATHSIG = 1  # linux/prctl.h
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @dataclass
