@@ -102,7 +102,7 @@ def allocate(
 
 
 def plan(executor: Any, vllm_config: Any) -> Any:
-    """vLLM's KV planning, from specs to allocation, with `executor` for the executor."""
+    """vLLM's own KV planning, specs to allocation; `executor` stands for its executor."""
     from vllm.v1.engine.core import EngineCore
 
     core = SimpleNamespace(

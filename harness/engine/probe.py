@@ -462,13 +462,18 @@ def _declared(this: _Run) -> tuple[Declared, ...]:
         if hasattr(layer, "get_attn_backend"):
             backend = layer.get_attn_backend()
             asked.setdefault(str(backend.get_name()), backend)
+    from vllm.config import set_current_vllm_config
+
     out = []
     for name, backend in asked.items():
         try:
-            reasons = compat.declared_reasons(backend, _request(this, main))
-        except Exception as error:
-            # A contract that cannot even be asked vouches for nothing; the reason is shown.
-            reasons = [f"validate_configuration failed: {type(error).__name__}: {error}"]
+            # A contract may read the config that is being built.
+            with set_current_vllm_config(seen.vllm_config):
+                reasons = compat.declared_reasons(backend, _request(this, main))
+        except Exception:
+            # A contract that cannot be asked says nothing, neither for nor against.
+            traceback.print_exc()
+            continue
         dtypes = getattr(backend, "supported_kv_cache_dtypes", ())
         out.append(Declared(name, tuple(reasons), tuple(str(d) for d in dtypes)))
     return tuple(out)

@@ -1,0 +1,136 @@
+"""Children that go wrong, against planted engines: a verdict each, and nothing left running."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import device
+from harness.case import Case
+from harness.facts import EngineFacts
+from harness.launch import Launcher, Request
+from harness.record import Record
+
+# A server that speaks the protocol and does PLANTED with each cell.
+SERVER = """
+import json, os, sys, time
+if sys.argv[2] != "serve":
+    sys.exit(9)
+say = lambda m: print(json.dumps(m), flush=True)
+{start}
+say({{"ready": {{}}}})
+for line in sys.stdin:
+    run = json.loads(line)["run"]
+    def done(code=0, verdict=None):
+        say({{"done": {{"id": run["id"], "code": code, "verdict": verdict, "stage": "model",
+                       "seconds": 0.1}}}})
+    log = open(run["log"], "w")
+{planted}
+"""
+
+
+def planted(tmp_path: Path, body: str, start: str = "") -> EngineFacts:
+    """An engine whose interpreter runs our own server in place of the child."""
+    program = tmp_path / "server.py"
+    program.write_text(
+        SERVER.format(planted=textwrap.indent(textwrap.dedent(body), "    "), start=start)
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    return EngineFacts(
+        python=str(python),
+        version="0.33.0",
+        commit=None,
+        torch="2",
+        cuda=None,
+        flashinfer=None,
+        transformers=None,
+        python_version="3.11",
+        kv_cache_dtypes=("auto",),
+        backends=(),
+        model_backends={},
+    )
+
+
+def outcome(engine: EngineFacts, tmp_path: Path, cases: int = 1) -> list[Record]:
+    launcher = Launcher(2, lambda request: os.environ, lambda request: tmp_path / "modules")
+    requests = [
+        Request(
+            Case("dsv4", "default", f"d{number}"),
+            device.parse("virtual:h200"),
+            engine,
+            "allocate",
+            5.0,
+            tmp_path,
+        )
+        for number in range(cases)
+    ]
+    launcher.plan(requests)
+    try:
+        return [launcher.record(request) for request in requests]
+    finally:
+        launcher.close()
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "body"),
+    [
+        ("signal", -11, "log.write('boom'); log.flush(); done(-11)"),
+        ("exit", 70, "log.write('boom'); log.flush(); done(70)"),
+        ("timeout", None, "log.write('boom'); log.flush(); done(-9, 'timeout')"),
+        ("silent", None, "log.write('boom'); log.flush(); done(0)"),
+        (
+            "silent",
+            None,
+            "open(run['record'], 'w').write('{\"half'); log.write('boom'); log.flush(); done(0)",
+        ),
+    ],
+)
+def test_a_child_without_a_record_is_told_by_its_end(
+    tmp_path: Path, end: str, code: int | None, body: str
+) -> None:
+    (record,) = outcome(planted(tmp_path, body), tmp_path)
+    assert (end, code, "model") == (record.end, record.exit_code, record.stage)
+    assert "boom" in record.tail
+
+
+def test_a_server_that_dies_takes_only_its_cells_in_flight(tmp_path: Path) -> None:
+    engine = planted(tmp_path, "print('last words', file=sys.stderr, flush=True); os._exit(3)")
+    records = outcome(engine, tmp_path, cases=3)
+    assert ["exit"] * 3 == [record.end for record in records]
+    assert "last words" in records[0].tail
+
+
+def test_a_server_that_does_not_start_is_waited_for_once(tmp_path: Path) -> None:
+    engine = planted(
+        tmp_path, "pass", start=f"open({str(tmp_path / 'starts')!r}, 'a').write('x'); sys.exit(4)"
+    )
+    records = outcome(engine, tmp_path, cases=5)
+    assert [("exit", 4)] * 5 == [(record.end, record.exit_code) for record in records]
+    assert "x" == (tmp_path / "starts").read_text()
+
+
+def test_nothing_is_left_running(tmp_path: Path) -> None:
+    body = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); done(1)"
+    outcome(planted(tmp_path, body), tmp_path)
+    pid = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        os.sched_yield()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_secrets_of_the_caller_do_not_reach_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "very-secret-value")
+    engine = planted(tmp_path, "log.write('key very-secret-value'); log.flush(); done(1)")
+    (record,) = outcome(engine, tmp_path)
+    assert "key ***" == record.tail

@@ -1,0 +1,84 @@
+"""pytest as users start it: bad input is one line and exit 2; the parent stays light."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--device", "virtual:h20O"], ["'virtual:h20O'", "h200", "kvmatrix devices"]),
+        (["--device", "virtual:h200/1g.36gb"], ["1g.36gb", "1g.35gb"]),
+        (["--device", "cuda:0"], ["cuda:0", "virtual:h200"]),
+        (["--engine", "0.24.0"], ["0.24.0", "0.27", "0.33"]),
+        (["--engine", "curent"], ["'curent'", "current", "kvmatrix engines"]),
+        (["--depth", "alocate"], ["'alocate'", "allocate"]),
+        (["--depth", "generate"], ["generate", "virtual"]),
+        (["--case-timeout", "soon"], ["--case-timeout", "soon"]),
+        (["--matrix-out=README.md"], ["README.md", "folder"]),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(arguments: list[str], words: list[str]) -> None:
+    done = run(*arguments)
+    assert 2 == done.returncode, done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    assert 1 == len(lines), done.stderr
+    for word in words:
+        assert word in lines[0]
+
+
+def test_the_parent_imports_neither_torch_nor_vllm() -> None:
+    code = (
+        "import sys, harness.plugin, harness.cli, harness.session;"
+        "print(sorted({'torch', 'vllm', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "[]" == done.stdout.strip()
+
+
+def test_only_the_engine_folder_names_them() -> None:
+    guilty = [
+        path.relative_to(ROOT).as_posix()
+        for folder in ("harness", "cases", "conftest.py")
+        for path in ([ROOT / folder] if folder.endswith(".py") else (ROOT / folder).rglob("*.py"))
+        if "engine" not in path.parts
+        and any(
+            line.lstrip().startswith((f"import {name}", f"from {name}"))
+            for line in path.read_text().splitlines()
+            for name in ("vllm", "torch")
+        )
+    ]
+    assert [] == guilty
+
+
+def test_own_tests_need_no_engine() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/test_plugin.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"], "KVMATRIX_CACHE": "/nonexistent"},
+        timeout=60,
+    )
+    assert 0 == done.returncode, done.stdout
