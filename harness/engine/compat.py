@@ -133,7 +133,7 @@ def backend_class(name: str) -> Any:
 
 
 def tokens_per_state(spec: Any) -> int:
-    """Tokens that share one stored state: `compress_ratio` (0.27.1), `tokens_per_state` (0.33.0)."""
+    """Tokens per stored state: `compress_ratio` (0.27.1), `tokens_per_state` (0.33.0)."""
     for name in ("compress_ratio", "tokens_per_state"):
         value = getattr(spec, name, None)
         if value is not None:
