@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +206,7 @@ class Board:
         self._planned: dict[str, Cell] = {}
         self._outcomes: dict[str, Outcome] = {}
         self._records: output.Records | None = None
+        self._trouble: str | None = None
         self._began = time.time()
         self._progress: Progress | None = None
         self._printed = 0.0
@@ -221,12 +222,25 @@ class Board:
     def _plan(self, ids: list[str]) -> None:
         self._planned = {name: self._cells[name] for name in ids}
         if self._planned and not self._config.option.collectonly:
-            self._records = output.Records(self._run.options.out)
+            self._keep(self._open)
             self._progress = Progress.start(len(self._planned), time.monotonic())
             terminal = self._config.pluginmanager.get_plugin("terminalreporter")
             if terminal is not None and self._config.option.verbose == 0:
                 # The progress line stands where pytest would name the file.
                 terminal.showfspath = False
+                versions = ", ".join(engine.version for engine in self._run.engines)
+                terminal.write_line(f"warming up: vLLM {versions} is imported once (10-40 s)")
+
+    def _open(self) -> None:
+        self._records = output.Records(self._run.options.out)
+
+    def _keep(self, write: Callable[[], None]) -> None:
+        """Write, but let a full disk cost the file alone: the run goes on, and says so."""
+        try:
+            write()
+        except InfraError as error:
+            self._trouble = str(error)
+            self._records = None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         text = getattr(report, "kvmatrix_record", None)
@@ -236,8 +250,9 @@ class Board:
         record = loads(text)
         outcome = self._run.judge(cell, record)
         self._outcomes[cell.id] = outcome
-        if self._records is not None:
-            self._records.add(record)
+        records = self._records
+        if records is not None:
+            self._keep(lambda: records.add(record))
         self._show(outcome, record)
 
     def _show(self, outcome: Outcome, record: Record) -> None:
@@ -296,8 +311,12 @@ class Board:
             "counts": matrix.counts(outcome.judgement for outcome in outcomes),
         }
         data = matrix.to_json(about, self._run.engines, self._run.options.devices, outcomes)
-        output.write_whole(self._run.options.out / "matrix.json", json.dumps(data, indent=1) + "\n")
-        session.exitstatus = _exit_status(int(exitstatus), outcomes)
+        text = json.dumps(data, indent=1) + "\n"
+        self._keep(lambda: output.write_whole(self._run.options.out / "matrix.json", text))
+        status = _exit_status(int(exitstatus), outcomes)
+        session.exitstatus = (
+            EXIT_INFRA if self._trouble and status == pytest.ExitCode.OK else status
+        )
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self._config.option.collectonly or not self._planned:
@@ -314,7 +333,10 @@ class Board:
         )
         for row in text.splitlines():
             writer.line(row)
-        writer.line(f"matrix.json and records.jsonl are in {self._run.options.out}")
+        if self._trouble:
+            writer.line(f"kvmatrix: {safe.printable(self._trouble)}", red=True)
+        else:
+            writer.line(f"matrix.json and records.jsonl are in {self._run.options.out}")
 
     def _titles(self) -> dict[tuple[str, str], str]:
         titles = {}

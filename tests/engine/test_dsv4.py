@@ -94,3 +94,11 @@ def test_a_deadline_is_kept(matrix: Matrix) -> None:
     done = matrix("-k", "dsv4-FLASHMLA_SPARSE-unset", "--case-timeout", "0.05")
     assert 1 == done.code, done.text
     assert "timeout" == done.cells["dsv4-FLASHMLA_SPARSE-unset"]["verdict"]
+
+
+def test_a_disk_that_takes_nothing_costs_the_files_alone(matrix: Matrix, tmp_path: Any) -> None:
+    (tmp_path / "file").touch()
+    done = matrix("-k", "dsv4-default-nvfp4", f"--matrix-out={tmp_path}/file/out")
+    assert 75 == done.code, done.text
+    assert "cannot write" in done.text
+    assert "INTERNALERROR" not in done.text
