@@ -197,7 +197,7 @@ class _Server:
             return None
         self._buffer += data
         *lines, self._buffer = self._buffer.split(b"\n")
-        return [json.loads(line) for line in lines]
+        return [reply for line in lines if (reply := _reply(line)) is not None]
 
     def close(self, seconds: float = 5.0) -> int:
         """End it and everything it runs; its exit status."""
@@ -211,6 +211,15 @@ class _Server:
             code = self._process.wait()
         self._process.stdout.close()
         return code
+
+
+def _reply(line: bytes) -> dict[str, Any] | None:
+    """The reply in a line; None for one that is none, which an engine printed in between."""
+    try:
+        reply = json.loads(line)
+    except ValueError:
+        return None
+    return reply if isinstance(reply, dict) else None
 
 
 def _kill_group(pid: int) -> None:

@@ -117,6 +117,14 @@ def test_a_server_that_does_not_start_is_waited_for_once(tmp_path: Path) -> None
     assert "x" == (tmp_path / "starts").read_text()
 
 
+def test_what_an_engine_prints_between_replies_is_no_reply(tmp_path: Path) -> None:
+    """vLLM 0.27.1 logs to stdout while it is imported."""
+    (record,) = outcome(
+        planted(tmp_path, "done(7)", start="print('INFO ready {', flush=True)"), tmp_path
+    )
+    assert ("exit", 7) == (record.end, record.exit_code)
+
+
 def test_nothing_is_left_running(tmp_path: Path) -> None:
     body = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); done(1)"
     outcome(planted(tmp_path, body), tmp_path)

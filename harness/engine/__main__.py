@@ -15,6 +15,9 @@ from pathlib import Path
 
 def main(arguments: list[str]) -> int:
     """Run one command; its exit status."""
+    # vLLM's imports may print, so the way back to the parent is kept apart from stdout at once.
+    replies = os.dup(1)
+    os.dup2(2, 1)
     # The script's own folder must not be where modules are looked for: `platform` is one of ours.
     here = str(Path(__file__).resolve().parent)
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or ".") != here]
@@ -32,12 +35,12 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == ["facts"]:
         from harness.engine import facts
 
-        print(json.dumps(facts.read()), flush=True)
+        os.write(replies, json.dumps(facts.read()).encode() + b"\n")
         return 0
     if arguments[:1] == ["serve"] and len(arguments) == 3:
         from harness.engine import server
 
-        server.main(device, vllm.__version__, Path(arguments[1]), Path(arguments[2]))
+        server.main(device, vllm.__version__, Path(arguments[1]), Path(arguments[2]), replies)
         return 0
     if arguments[:1] == ["cell"] and len(arguments) == 7:
         from harness.case import Case

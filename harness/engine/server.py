@@ -139,6 +139,8 @@ class Server:
         # A group of its own: what it starts dies with it, and a deadline hits it alone.
         os.setpgid(0, 0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # Nothing that vLLM prints, in whatever process, may get between the replies.
+        os.close(self._replies)
         log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -270,12 +272,10 @@ def threads() -> int:
         return 0
 
 
-def main(device: Device, engine: str, model_path: Path, modules: Path) -> None:
-    """Warm up for `device` and serve. `model_path` is what the scout builds; `modules` keeps what
-    it found between runs."""
+def main(device: Device, engine: str, model_path: Path, modules: Path, replies: int) -> None:
+    """Warm up for `device` and serve. `model_path` is what the scout builds, `modules` keeps what
+    it found between runs, `replies` is the descriptor that the parent reads."""
     die_with_parent()
-    replies = os.dup(1)
-    os.dup2(2, 1)
     began = time.perf_counter()
     try:
         names = [str(n) for n in json.loads(modules.read_text())]

@@ -23,6 +23,7 @@ def test_the_founding_bug_is_found_in_0_27_1(matrix: Matrix, device: str) -> Non
     assert 1 == done.code, done.text
     for name in ("dsv4-default-unset", "dsv4-default-auto"):
         cell = done.cells[name]
+        assert cell["error"], done.text
         assert ("broken", "AssertionError", "model") == (
             cell["verdict"],
             cell["error"]["type"],
