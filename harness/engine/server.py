@@ -281,9 +281,10 @@ def main(device: Device, engine: str, model_path: Path, modules: Path, replies: 
         names = [str(n) for n in json.loads(modules.read_text())]
     except (OSError, ValueError):
         names = scout(device, model_path, engine)
-        temporary = modules.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(names))
-        os.replace(temporary, modules)
+        if names:  # a scout that died knows nothing worth keeping
+            temporary = modules.with_suffix(f".{os.getpid()}")
+            temporary.write_text(json.dumps(names))
+            os.replace(temporary, modules)
     preload(names)
     gc.collect()
     # Keeps the collector of a fork from touching, and so copying, every page of the parent.

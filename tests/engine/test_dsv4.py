@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness import session
+from harness.record import loads
 from tests.engine.conftest import Matrix
 
 pytestmark = pytest.mark.engine
@@ -49,6 +53,25 @@ def test_flashinfer_with_nothing_passed_is_unguarded(matrix: Matrix, device: str
     cell = done.cells["dsv4-FLASHINFER_MLA_SPARSE_DSV4-unset"]
     assert "unguarded" == cell["verdict"]
     assert cell["known"]
+
+
+def test_a_child_that_does_not_write_back_is_a_mismatch(tmp_path: Path) -> None:
+    """vLLM's resolver itself broken in a real child: the window's page comes out too small."""
+    run = session.resolve(session.options([], [], None, None, str(tmp_path)))
+    cell = next(c for c in run.cells if c.id == "dsv4-default-unset")
+    path = tmp_path / "record.json"
+    script = Path(__file__).parent / "lost_write_back.py"
+    done = subprocess.run(
+        [sys.executable, str(script), str(cell.model.path), str(path)],
+        env=dict(session.launch_environ(run.cache, run.request(cell))),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert 0 == done.returncode, done.stderr[-2000:]
+    judgement = run.judge(cell, loads(path.read_text())).judgement
+    assert "mismatch" == judgement.verdict
+    assert "written back" in judgement.reason
 
 
 def timeless(records: list[dict[str, Any]]) -> list[str]:
