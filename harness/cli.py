@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import device, install, plan, safe
-from harness.errors import InfraError, UsageError
+from harness.errors import EXIT_INFRA, EXIT_USAGE, InfraError, UsageError
 from harness.facts import check_supported
-
-EXIT_USAGE = 2
-EXIT_INFRA = 75
 
 
 def main(argv: Sequence[str] | None = None) -> int:

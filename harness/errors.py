@@ -5,13 +5,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+EXIT_USAGE = 2
+EXIT_INFRA = 75
+"""Exit codes that scripts depend on; 75 (`EX_TEMPFAIL` of sysexits.h) may be tried again."""
+
 
 class UsageError(Exception):
-    """The caller asked for something that does not exist. Shown as one line; exit code 2."""
+    """The caller asked for something that does not exist. Shown as one line; EXIT_USAGE."""
 
 
 class InfraError(Exception):
-    """Host or device is not usable, which is not the product's fault. Exit code 75."""
+    """Host or device is not usable, which is not the product's fault. EXIT_INFRA."""
 
 
 def near(word: str, known: Iterable[str]) -> list[str]:

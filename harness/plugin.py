@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from harness import matrix, output, safe, session
-from harness.errors import InfraError, UsageError
+from harness.errors import EXIT_INFRA, EXIT_USAGE, InfraError, UsageError
 from harness.launch import Launcher
 from harness.matrix import Outcome
 from harness.plan import Cell
@@ -26,9 +26,6 @@ from harness.progress import Progress, line
 from harness.record import Record, dumps, loads
 from harness.session import Run
 from harness.terminal import render
-
-EXIT_USAGE = 2
-EXIT_INFRA = 75
 
 RUN = pytest.StashKey[Run]()
 LAUNCHER = pytest.StashKey[Launcher]()
