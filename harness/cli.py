@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import device, install, plan, safe
+from harness import device, host, install, nvml, plan, safe
+from harness.device import Discovery, Gpu
 from harness.errors import EXIT_INFRA, EXIT_USAGE, InfraError, UsageError
 from harness.facts import check_supported
 
@@ -46,7 +47,8 @@ def _main(arguments: list[str]) -> int:
         # All that follows is pytest's: argparse must not read it.
         return run(arguments[1:])
     options = _parser().parse_args(arguments)
-    rows, header, empty = options.rows(), options.header, options.empty
+    rows = options.rows() if options.json else options.shown()
+    header, empty = options.header, options.empty
     if options.json:
         print(json.dumps(rows, indent=1))
     elif rows:
@@ -66,7 +68,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     lists = (
-        ("devices", "the virtual devices", "pytest -k dsv4 --device virtual:h200/1g.35gb"),
+        (
+            "devices",
+            "the devices here and the virtual ones",
+            "pytest -k dsv4 --device virtual:h200/1g.35gb",
+        ),
         ("engines", "the vLLM here and those in the cache", "pytest -k dsv4 --engine 0.27.1"),
         ("models", "the models that are shipped", "pytest -k dsv4"),
     )
@@ -79,7 +85,8 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--json", action="store_true", help="print a JSON list")
         header, rows, cells, empty = _LISTS[name]
-        command.set_defaults(header=header, rows=rows, cells=cells, empty=empty)
+        shown = _SHOWN.get(name, rows)
+        command.set_defaults(header=header, rows=rows, shown=shown, cells=cells, empty=empty)
     commands.add_parser(
         "run",
         help="run the matrix: pytest with the arguments that follow",
@@ -100,14 +107,56 @@ def run(arguments: list[str]) -> int:
 
 
 def devices() -> list[dict[str, Any]]:
-    """Every virtual device, as JSON data."""
-    return [found.to_json() for found in device.virtual_devices()]
+    """Every GPU and MIG slice that is visible, the CPU and every virtual device, as JSON data."""
+    found = _discovered().devices
+    return [each.to_json() for each in (*found, host.cpu(), *device.virtual_devices())]
+
+
+def _device_rows() -> list[dict[str, Any]]:
+    others = (host.cpu(), *device.virtual_devices())
+    return [*_with_parents(_discovered()), *(each.to_json() for each in others)]
+
+
+def _discovered() -> Discovery:
+    """What NVML shows; its trouble goes to stderr."""
+    found = nvml.discover()
+    if found.trouble:
+        told = safe.printable(safe.mask(found.trouble, os.environ))
+        print(f"kvmatrix: {told}", file=sys.stderr)
+    return found
+
+
+def _with_parents(found: Discovery) -> list[dict[str, Any]]:
+    """The devices, and before its slices each GPU in MIG mode: what `nvidia-smi -L` lists."""
+    parents = {gpu.uuid: gpu for gpu in found.gpus if gpu.mig_mode}
+    bare = [gpu for gpu in parents.values() if not gpu.devices]
+    rows: list[dict[str, Any]] = []
+    above = None
+    for each in found.devices:
+        while bare and each.index is not None and bare[0].index < each.index:
+            rows.append(_parent_row(bare.pop(0)))
+        if each.parent in parents and each.parent != above:
+            rows.append(_parent_row(parents[each.parent]))
+        above = each.parent
+        rows.append(each.to_json())
+    return rows + [_parent_row(gpu) for gpu in bare]
+
+
+def _parent_row(gpu: Gpu) -> dict[str, Any]:
+    return {
+        "spec": gpu.uuid,
+        "kind": "gpu (MIG mode)",
+        "capability": gpu.capability,
+        "memory_bytes": 0,
+        "sm_count": 0,
+        "name": gpu.name,
+    }
 
 
 def _device_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    major, minor = row["capability"]
-    memory = f"{row['memory_bytes'] / device.GIB:.1f} GiB"
-    return row["spec"], f"{major}.{minor}", memory, str(row["sm_count"]), row["name"]
+    capability = ".".join(map(str, row["capability"] or ())) or "-"
+    memory = f"{row['memory_bytes'] / device.GIB:.1f} GiB" if row["memory_bytes"] else "-"
+    return row["spec"], row["kind"], capability, memory, str(row["sm_count"] or "-"), row["name"]
 
 
 def engines() -> list[dict[str, Any]]:
@@ -118,7 +167,7 @@ def engines() -> list[dict[str, Any]]:
     cache = install.cache_folder(os.environ)
     here = install.find(Path(sys.executable))
     found = [("current", here.version if here else None, sys.executable)]
-    found += [(e.version, e.version, str(e.python)) for e in install.known_engines(cache)]
+    found += [(e.spec, e.version, str(e.python)) for e in install.known_engines(cache)]
     return [
         {"spec": spec, "version": version, "supported": _supported(version), "python": python}
         for spec, version, python in found
@@ -164,10 +213,11 @@ def _model_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple("-" if row[name] is None else str(row[name]) for name in _MODEL_COLUMNS)
 
 
+_DEVICE_COLUMNS = ("device", "kind", "capability", "memory", "SMs", "name")
 _MODEL_COLUMNS = ("key", "model_type", "layers")
 
 _LISTS = {
-    "devices": (("device", "capability", "memory", "SMs", "name"), devices, _device_cells, ""),
+    "devices": (_DEVICE_COLUMNS, devices, _device_cells, ""),
     "engines": (("engine", "vLLM", "python"), engines, _engine_cells, ""),
     "models": (
         _MODEL_COLUMNS,
@@ -176,6 +226,9 @@ _LISTS = {
         f"no models in {plan.MODELS}: they are part of a checkout, so run it from there",
     ),
 }
+
+_SHOWN = {"devices": _device_rows}
+"""Rows for people, where they are others than those of `--json`."""
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

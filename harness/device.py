@@ -1,153 +1,34 @@
-"""Devices: what an engine starts on, and the profiles of those that are described, not present.
+"""Devices: what an engine starts on, real or described, and the SPECs that name them.
 
-Pure. A `Device` crosses to the child as plain JSON data.
-
-Sources of the numbers in `PROFILES`
-- Memory: the total that `nvidia-smi` prints, MiB; of a MIG instance the GiB that
-  `nvidia-smi mig -lgip` prints. Drivers differ by up to 1.5 GiB, and `torch` reports up to 0.5%
-  less, so a virtual number of blocks is near the real one, not equal to it.
-- SMs: the same listing for MIG; NVIDIA's architecture white papers for whole GPUs.
-- Shared memory: CUDA programming guide, technical specifications per compute capability.
+Pure. A `Device` crosses to the child as plain JSON data. Real devices come from a `Discovery`
+(`nvml.py` makes one), virtual ones from the profiles.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.case import slug
-from harness.errors import UsageError, near, unknown
-
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+from harness.errors import InfraError, UsageError, near, unknown
+from harness.profile import GIB as GIB
+from harness.profile import KIB as KIB
+from harness.profile import MIB as MIB
+from harness.profile import PROFILES as PROFILES
+from harness.profile import SHARED_MEMORY as SHARED_MEMORY
+from harness.profile import Profile as Profile
 
 KINDS = ("virtual", "gpu", "mig", "cpu")
 
 DEFAULT = "virtual:h200"
-"""What `auto` means where no real device is used."""
+"""What `auto` means where there is no real device."""
 
 _LISTS = "`kvmatrix devices` lists them"
-
-SHARED_MEMORY: Mapping[tuple[int, int], int] = MappingProxyType(
-    {
-        (7, 5): 64 * KIB,
-        (8, 0): 163 * KIB,
-        (8, 6): 99 * KIB,
-        (8, 9): 99 * KIB,
-        (9, 0): 227 * KIB,
-        (10, 0): 227 * KIB,
-        (10, 3): 227 * KIB,
-        (12, 0): 99 * KIB,
-        (12, 1): 99 * KIB,
-    }
-)
-"""Compute capability -> bytes of shared memory that one block can opt in to."""
-
-
-@dataclass(frozen=True)
-class Profile:
-    """A GPU as its driver would report it."""
-
-    name: str
-    """What stands behind `virtual:`."""
-    device_name: str
-    """NVML's name."""
-    capability: tuple[int, int]
-    """Compute capability (major, minor)."""
-    memory_bytes: int
-    sm_count: int
-    mig: Mapping[str, tuple[int, int]] = field(default_factory=dict, hash=False)
-    """MIG profile -> (bytes of memory, SMs) of one instance."""
-
-    @property
-    def max_shared_memory_per_block_optin(self) -> int:
-        """Bytes of shared memory that one block can opt in to."""
-        return SHARED_MEMORY[self.capability]
-
-
-def _mig(**instances: tuple[float, int]) -> Mapping[str, tuple[int, int]]:
-    """`_1g_10gb=(GiB, SMs)` as `1g.10gb` -> (bytes, SMs)."""
-    return MappingProxyType(
-        {
-            name.strip("_").replace("_", "."): (int(gib * GIB), sms)
-            for name, (gib, sms) in instances.items()
-        }
-    )
-
-
-# 98 of 108 SMs are left in MIG mode. The GiB of 1g.20gb, 4g.40gb and 7g.80gb are by analogy with
-# the same slices of the H100.
-_A100_MIG = _mig(
-    _1g_10gb=(9.5, 14),
-    _1g_20gb=(19.5, 14),
-    _2g_20gb=(19.5, 2 * 14),
-    _3g_40gb=(39.5, 3 * 14),
-    _4g_40gb=(39.5, 4 * 14),
-    _7g_80gb=(79.25, 7 * 14),
-)
-_H100_MIG = _mig(
-    _1g_10gb=(9.75, 16),
-    _1g_20gb=(19.625, 26),
-    _2g_20gb=(19.625, 32),
-    _3g_40gb=(39.5, 60),
-    _4g_40gb=(39.5, 64),
-    _7g_80gb=(79.25, 132),
-)
-# The SMs of 1g.35gb (26) and 4g.71gb (64) are by analogy with the H100, which is the same chip;
-# the listing in NVIDIA/mig-parted#120 agrees.
-_H200_MIG = _mig(
-    _1g_18gb=(16.0, 16),
-    _1g_35gb=(32.5, 26),
-    _2g_35gb=(32.5, 32),
-    _3g_71gb=(69.75, 60),
-    _4g_71gb=(69.75, 64),
-    _7g_141gb=(140.0, 132),
-)
-# 1g and 2g as listed in NVIDIA/mig-parted#166. 3g, 4g and 7g were not seen in a listing: by
-# analogy with the H200 (half and all of the memory less about 0.4 GiB; 4g four times a 1g, 3g
-# four SMs fewer, 7g all of them).
-_B200_MIG = _mig(
-    _1g_23gb=(22.0, 18),
-    _1g_45gb=(44.25, 30),
-    _2g_45gb=(44.25, 36),
-    _3g_90gb=(89.0, 4 * 18 - 4),
-    _4g_90gb=(89.0, 4 * 18),
-    _7g_180gb=(178.5, 148),
-)
-
-PROFILES: Mapping[str, Profile] = MappingProxyType(
-    {
-        profile.name: profile
-        for profile in (
-            Profile("t4", "Tesla T4", (7, 5), 15_360 * MIB, 40),
-            Profile("a100", "NVIDIA A100-SXM4-80GB", (8, 0), 81_920 * MIB, 108, _A100_MIG),
-            Profile("a10", "NVIDIA A10", (8, 6), 23_028 * MIB, 72),
-            Profile("l4", "NVIDIA L4", (8, 9), 23_034 * MIB, 58),
-            Profile("l40s", "NVIDIA L40S", (8, 9), 46_068 * MIB, 142),
-            Profile("rtx-4090", "NVIDIA GeForce RTX 4090", (8, 9), 24_564 * MIB, 128),
-            Profile("h100", "NVIDIA H100 80GB HBM3", (9, 0), 81_559 * MIB, 132, _H100_MIG),
-            Profile("h200", "NVIDIA H200", (9, 0), 143_771 * MIB, 132, _H200_MIG),
-            # The one with 96 GB of HBM3; its 480 GB are the CPU's.
-            Profile("gh200", "NVIDIA GH200 480GB", (9, 0), 97_871 * MIB, 132),
-            Profile("h20", "NVIDIA H20", (9, 0), 97_871 * MIB, 78),
-            Profile("b200", "NVIDIA B200", (10, 0), 183_359 * MIB, 148, _B200_MIG),
-            Profile("b300", "NVIDIA B300 SXM6 AC", (10, 3), 275_040 * MIB, 148),
-            Profile(
-                "rtx-pro-6000",
-                "NVIDIA RTX PRO 6000 Blackwell Server Edition",
-                (12, 0),
-                97_887 * MIB,
-                188,
-            ),
-            Profile("rtx-5090", "NVIDIA GeForce RTX 5090", (12, 0), 32_607 * MIB, 170),
-            # Memory is the system's, and NVML reports none: this is CUDA's total on one machine.
-            Profile("gb10", "NVIDIA GB10", (12, 1), 130_602_405_888, 48),
-        )
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -155,24 +36,49 @@ class Device:
     """What an engine starts on."""
 
     spec: str
-    """The canonical SPEC: `parse(device.spec) == device`."""
+    """The canonical SPEC: of a real device its UUID, of the CPU `cpu`."""
     kind: str
     """One of `KINDS`."""
     name: str
     """NVML's name."""
     capability: tuple[int, int] | None
-    """Compute capability (major, minor); None on a CPU."""
+    """Compute capability (major, minor); None on a CPU, and where NVML does not tell."""
     memory_bytes: int
+    """Total; 0 where it cannot be told."""
     sm_count: int
+    """0 on a CPU, and where NVML does not tell."""
     shared_memory_bytes: int
-    """Bytes of shared memory that one block can opt in to."""
+    """Bytes of shared memory that one block can opt in to; 0 where unknown."""
     profile: str | None = None
     """Name of the profile that describes a virtual device."""
+    uuid: str | None = None
+    """NVML's UUID: `GPU-...`, `MIG-...`, or the older `MIG-GPU-<uuid>/<gi>/<ci>`."""
+    parent: str | None = None
+    """UUID of the GPU that a slice is part of."""
+    mig: str | None = None
+    """A slice's MIG profile, such as `1g.35gb`."""
+    index: int | None = None
+    """NVML index of the GPU; of a slice, of its parent."""
+    slice_index: int | None = None
+    """NVML index of a slice within its parent."""
+    driver: str | None = None
+    """Version of the driver."""
+    alias: str | None = None
+    """The older form of a slice's UUID, where `uuid` is of the newer one: CUDA takes both."""
+    label: str | None = None
+    """`id`, where the name alone does not tell this device from another of the run."""
+
+    @property
+    def real(self) -> bool:
+        """True for a device that is there, the CPU too."""
+        return self.kind != "virtual"
 
     @property
     def id(self) -> str:
-        """The device in a test id, such as `virtual_h200_1g.35gb`."""
-        return slug(self.spec)
+        """The device in a test id, such as `virtual_h200_1g.35gb` or `NVIDIA_H200_MIG_1g.35gb`.
+
+        A real device is called by its name, so that ids stay from machine to machine."""
+        return self.label or slug(self.spec if self.uuid is None else self.name)
 
     def to_json(self) -> dict[str, Any]:
         """The device as plain JSON data."""
@@ -191,6 +97,43 @@ class Device:
             major, minor = capability
             capability = (int(major), int(minor))
         return cls(**{**data, "capability": capability})
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that NVML lists: a device, or in MIG mode none, and its slices are."""
+
+    uuid: str
+    name: str
+    index: int
+    """NVML's."""
+    capability: tuple[int, int] | None
+    mig_mode: bool
+    devices: tuple[Device, ...]
+    """The GPU itself, or its slices by their index."""
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """What NVML shows of this machine."""
+
+    devices: tuple[Device, ...] = ()
+    """Those visible to the caller, in the caller's order: `cuda:0` is the first."""
+    driver: str | None = None
+    """Version of the driver."""
+    trouble: str | None = None
+    """One line: why nothing or not everything could be seen. None where there is no driver."""
+    gpus: tuple[Gpu, ...] = ()
+    """Every GPU that answered, visible to the caller or not, by index."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Devices that are alike: any of them may run a cell of this facet of the matrix."""
+
+    device: Device
+    """Stands for all of them, and names the facet."""
+    members: tuple[Device, ...]
 
 
 def virtual(profile: Profile, mig: str | None = None) -> Device:
@@ -219,13 +162,58 @@ def virtual_devices() -> tuple[Device, ...]:
     )
 
 
+def cpu(name: str = "CPU", memory_bytes: int = 0) -> Device:
+    """The CPU as a device; `host.cpu` is this one with the machine's own numbers."""
+    return Device(
+        spec="cpu",
+        kind="cpu",
+        name=name,
+        capability=None,
+        memory_bytes=memory_bytes,
+        sm_count=0,
+        shared_memory_bytes=0,
+    )
+
+
+def select(
+    specs: Sequence[str],
+    discover: Callable[[], Discovery],
+    cpu: Callable[[], Device] = cpu,
+) -> tuple[Pool, ...]:
+    """The facets that SPECs name, in their order; no SPEC means `auto`.
+
+    `auto` makes a pool of every kind of visible device, any other SPEC one of a single device. A
+    device is in one pool only, the first that names it. `discover` is called once at most, and
+    only for a SPEC that needs it. UsageError says what is near an unknown SPEC; InfraError where
+    devices cannot be seen.
+    """
+    here = functools.cache(discover)
+    pools: list[tuple[Device, ...]] = []
+    taken: set[str] = set()
+    for spec in specs or ["auto"]:
+        text = spec.strip().lower()
+        if text == "auto":
+            groups = _auto(here())
+        elif text == "cpu":
+            groups = [(cpu(),)]
+        elif re.fullmatch(r"cuda:[0-9]+|(gpu|mig)-.*[0-9a-f].*", text):
+            groups = [(_real(spec, text, here()),)]
+        else:
+            groups = [(parse(spec),)]
+        for group in groups:
+            members = tuple(device for device in group if device.spec not in taken)
+            taken.update(device.spec for device in members)
+            if members:
+                pools.append(members)
+    return _told_apart(pools)
+
+
 def parse(spec: str) -> Device:
-    """The device of a SPEC, in any case. UsageError names what is near an unknown one."""
+    """The virtual device of a SPEC, in any case; `auto` is DEFAULT. UsageError names what is near
+    an unknown one."""
     text = spec.strip().lower()
     if text == "auto":
         text = DEFAULT
-    if re.fullmatch(r"cpu|cuda(:\d+)?|(gpu|mig)-.+", text):
-        raise UsageError(f"device {spec!r}: real devices are not supported yet; use {DEFAULT}")
     prefix, _, rest = text.rpartition(":")
     name, slash, mig = rest.partition("/")
     if prefix != "virtual" or name not in PROFILES:
@@ -244,7 +232,93 @@ def _unknown(spec: str, name: str, mig: str) -> UsageError:
     """For a SPEC whose profile is not one, or that lacks `virtual:`."""
     if name in PROFILES:
         close = [f"virtual:{name}{mig}"]
+    elif re.match(r"(cuda|gpu|mig)\b", spec.strip().lower()):
+        close = ["auto", "cuda:0"]
     else:
         close = [f"virtual:{found}" for found in near(name, PROFILES)]
+        close = close or near(spec.strip(), ("auto", "cpu", "cuda:0"))
     hint = f" did you mean {' or '.join(map(repr, close))}?" if close else ""
     return UsageError(f"unknown device {spec!r}:{hint} {_LISTS}")
+
+
+def answers_to(known: str | None, text: str) -> bool:
+    """True where `text` is the UUID `known` or a beginning of it, in any case.
+
+    Of the older form `MIG-GPU-<uuid>/<gi>/<ci>` the UUID may be cut short, the numbers not."""
+    head, _, numbers = (known or "").casefold().partition("/")
+    wanted, slash, wanted_numbers = text.casefold().partition("/")
+    return head.startswith(wanted) and (not slash or numbers == wanted_numbers)
+
+
+def named(devices: Iterable[Device], text: str) -> list[Device]:
+    """The devices that a UUID, new or old, or a beginning of one names."""
+    return [d for d in devices if answers_to(d.uuid, text) or answers_to(d.alias, text)]
+
+
+def _auto(found: Discovery) -> list[tuple[Device, ...]]:
+    if not found.devices:
+        if found.trouble:
+            raise InfraError(
+                f"no device can be used: {found.trouble}; to go without, pass --device {DEFAULT}"
+            )
+        return [(parse(DEFAULT),)]
+    alike: dict[tuple[str, str], list[Device]] = {}
+    for device in found.devices:
+        alike.setdefault((device.kind, device.name), []).append(device)
+    return [tuple(group) for group in alike.values()]
+
+
+def _real(spec: str, text: str, found: Discovery) -> Device:
+    """The visible device that `cuda:N` or (a beginning of) a UUID names."""
+    devices = found.devices
+    if text.startswith("cuda:"):
+        hits = list(devices[(n := int(text.removeprefix("cuda:"))) : n + 1])
+    else:
+        hits = named(devices, text)
+    if len(hits) == 1:
+        return hits[0]
+    if hits:
+        some = ", ".join(str(device.uuid) for device in hits[:3])
+        raise UsageError(f"device {spec!r} could be any of {some}: give more of the UUID; {_LISTS}")
+    for gpu in found.gpus:
+        if gpu.mig_mode and answers_to(gpu.uuid, text):
+            slices = ", ".join(str(d.uuid) for d in gpu.devices if d in devices) or "none is there"
+            raise UsageError(
+                f"device {spec!r} is a GPU in MIG mode: name one of its slices ({slices}); {_LISTS}"
+            )
+    if named((device for gpu in found.gpus for device in gpu.devices), text):
+        raise UsageError(
+            f"device {spec!r} is hidden by CUDA_VISIBLE_DEVICES or NVIDIA_VISIBLE_DEVICES; {_LISTS}"
+        )
+    if found.trouble:
+        raise InfraError(f"device {spec!r} cannot be seen: {found.trouble}")
+    if not devices:
+        raise UsageError(
+            f"unknown device {spec!r}: no GPU is visible here; use {DEFAULT} or cpu; {_LISTS}"
+        )
+    if text.startswith("cuda:"):
+        last = f"cuda:{len(devices) - 1}"
+        raise UsageError(f"unknown device {spec!r}: the last one visible is {last}; {_LISTS}")
+    raise unknown("device", spec, [str(device.uuid) for device in devices], _LISTS)
+
+
+def _told_apart(pools: Sequence[tuple[Device, ...]]) -> tuple[Pool, ...]:
+    """Pools whose devices have distinct ids: two of one name get part of their UUID as well."""
+    labels = [members[0].id for members in pools]
+    for short in (True, False):
+        often = Counter(labels)
+        labels = [
+            _label(members[0], short) if often[label] > 1 else label
+            for members, label in zip(pools, labels, strict=True)
+        ]
+    return tuple(
+        Pool(members[0] if label == members[0].id else replace(members[0], label=label), members)
+        for members, label in zip(pools, labels, strict=True)
+    )
+
+
+def _label(device: Device, short: bool) -> str:
+    """The name with the first 8 digits of the UUID, and in the older form the slice's numbers."""
+    digits = re.sub(r"(?i)^(mig-)?(gpu-)?", "", device.uuid or device.spec)
+    head, _, numbers = digits.partition("/")
+    return "-".join(filter(None, (device.id, slug(head[:8] if short else head), slug(numbers))))

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from harness import install, plan
+from harness import install, nvml, plan
 from harness.cli import main, table
 from harness.device import Device, virtual_devices
 from harness.errors import InfraError
 from harness.install import Found
+from tests.fake_nvml import Card, FakeNvml, Slice
 
 COMMANDS = ("devices", "engines", "models", "run")
 
@@ -24,19 +25,83 @@ def model(folder: Path, key: str, **config: Any) -> None:
     (folder / key / "config.json").write_text(text)
 
 
+@pytest.fixture
+def board(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    """A GPU, one in MIG mode with two slices in sparse slots, one in MIG mode with none."""
+    slices = {
+        slot: Slice(f"MIG-bbbbbbb{slot}", "NVIDIA H200 MIG 1g.35gb", 32 * 1024 + 512, 26)
+        for slot in (0, 3)
+    }
+    fake = FakeNvml(
+        (Card("GPU-a0"), Card("GPU-a1", slices=slices), Card("GPU-a2", slices={}), Card("GPU-a3"))
+    )
+    discover = nvml.discover
+    monkeypatch.setattr(nvml, "discover", lambda: discover(fake, {}))
+    return fake
+
+
+@pytest.fixture
+def no_driver(board: FakeNvml) -> None:
+    board.init_error = board.NVML_ERROR_DRIVER_NOT_LOADED
+
+
+@pytest.mark.usefixtures("no_driver")
 def test_devices_lists_every_spec_with_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 == main(["devices"])
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["device", "capability", "memory", "SMs", "name"] == rows[0]
-    assert [device.spec for device in virtual_devices()] == [row[0] for row in rows[1:]]
-    numbers = ["virtual:h200/1g.35gb", "9.0", "32.5", "GiB", "26", "NVIDIA", "H200"]
+    out, err = capsys.readouterr()
+    rows = [line.split() for line in out.splitlines()]
+    assert "" == err
+    assert ["device", "kind", "capability", "memory", "SMs", "name"] == rows[0]
+    assert ["cpu", *(device.spec for device in virtual_devices())] == [row[0] for row in rows[1:]]
+    numbers = ["virtual:h200/1g.35gb", "virtual", "9.0", "32.5", "GiB", "26", "NVIDIA", "H200"]
     assert [*numbers, "MIG", "1g.35gb"] in rows
 
 
+@pytest.mark.usefixtures("board")
+def test_devices_lists_gpus_and_slices_as_nvidia_smi_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert 0 == main(["devices"])
+    out, err = capsys.readouterr()
+    lines = [line.split() for line in out.splitlines()[1:8]]
+    whole, heading = ["9.0", "140.4", "GiB", "132"], ["gpu", "(MIG", "mode)", "9.0", "-", "-"]
+    carved = ["mig", "9.0", "32.5", "GiB", "26", "NVIDIA", "H200", "MIG", "1g.35gb"]
+    assert [
+        ["GPU-a0", "gpu", *whole, "NVIDIA", "H200"],
+        ["GPU-a1", *heading, "NVIDIA", "H200"],
+        ["MIG-bbbbbbb0", *carved],
+        ["MIG-bbbbbbb3", *carved],
+        ["GPU-a2", *heading, "NVIDIA", "H200"],
+        ["GPU-a3", "gpu", *whole, "NVIDIA", "H200"],
+        lines[6],
+    ] == lines
+    assert "cpu" == lines[6][0]
+    (line,) = err.splitlines()
+    assert line.startswith("kvmatrix: GPU 2 (GPU-a2) is in MIG mode and shows no slice")
+
+
+@pytest.mark.usefixtures("board")
 def test_devices_as_json_are_devices(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 == main(["devices", "--json"])
-    data = json.loads(capsys.readouterr().out)
-    assert list(virtual_devices()) == [Device.from_json(item) for item in data]
+    out, err = capsys.readouterr()
+    found = [Device.from_json(item) for item in json.loads(out)]
+    # A GPU in MIG mode is itself no device.
+    assert ["GPU-a0", "MIG-bbbbbbb0", "MIG-bbbbbbb3", "GPU-a3", "cpu"] == [
+        device.spec for device in found[:5]
+    ]
+    assert list(virtual_devices()) == found[5:]
+    assert 1 == len(err.splitlines())
+
+
+def test_devices_with_nvml_denied_says_so_and_lists_the_rest(
+    board: FakeNvml, capsys: pytest.CaptureFixture[str]
+) -> None:
+    board.init_error = board.NVML_ERROR_NO_PERMISSION
+    assert 0 == main(["devices"])
+    out, err = capsys.readouterr()
+    assert "cpu" == out.splitlines()[1].split()[0]
+    (line,) = err.splitlines()
+    assert line.startswith("kvmatrix: NVML: Insufficient Permissions")
 
 
 @pytest.fixture
