@@ -1,14 +1,14 @@
 """Engine facts: which vLLM an interpreter has, and the names that this vLLM knows.
 
 Pure. The child reads the facts (`harness/engine/facts.py`), the parent keeps them
-(`harness/install.py`).
+(`harness/interpreter.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from harness.errors import UsageError
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the JSON form. Raised when a field changes its meaning or goes away."""
 
 SUPPORTED = ">=0.27,<0.34"
@@ -26,7 +26,9 @@ SUPPORTED = ">=0.27,<0.34"
 FIRST, LAST = "0.27", "0.33"
 """The same range for people."""
 
-_NAMES = ("kv_cache_dtypes", "backends")
+PLATFORMS = ("cuda", "cpu")
+
+_NAMES = ("kv_cache_dtypes", "backends", "cpu_backends")
 _OPTIONAL = ("commit", "cuda", "flashinfer", "transformers")
 
 
@@ -50,7 +52,12 @@ class EngineFacts:
     backends: tuple[str, ...]
     """Names of the members of vLLM's `AttentionBackendEnum`, in its order."""
     model_backends: Mapping[str, tuple[str, ...]] = dataclasses.field(hash=False)
-    """Architecture -> the backends that its own code names; no other architecture has any."""
+    """Architecture -> the backends that its own code names; no other architecture has any.
+    Those for CUDA, whatever the platform."""
+    platform: str = "cuda"
+    """`cpu` for vLLM's CPU build, which serves the device `cpu` alone; else `cuda`."""
+    cpu_backends: tuple[str, ...] = ()
+    """The backends among `backends` that are the CPU's own; none for a CUDA build."""
 
     def to_json(self) -> dict[str, Any]:
         """The facts as plain JSON data."""
@@ -80,6 +87,10 @@ class EngineFacts:
                 values[name] = {key: _strings(name, names) for key, names in value.items()}
             elif not isinstance(value, str) and not (value is None and name in _OPTIONAL):
                 raise ValueError(f"engine facts: {name} is not a string but {value!r}")
+        if values["platform"] not in PLATFORMS:
+            raise ValueError(
+                f"engine facts: platform {values['platform']!r} is none of {PLATFORMS}"
+            )
         return cls(**values)
 
 
@@ -87,6 +98,12 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ValueError(f"engine facts: {name} is not a list of strings")
     return tuple(value)
+
+
+def cpu_backends(names: Iterable[str]) -> tuple[str, ...]:
+    """Those of `AttentionBackendEnum`'s member names that are the CPU's own, in their order: vLLM
+    begins them with the processor, or with its matrix extension (AMX)."""
+    return tuple(name for name in names if name.startswith(("CPU_", "AMX_")))
 
 
 def dumps(facts: EngineFacts) -> str:

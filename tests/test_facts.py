@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from harness.errors import UsageError
-from harness.facts import EngineFacts, check_supported, dumps, loads
+from harness.facts import EngineFacts, check_supported, cpu_backends, dumps, loads
 
 FACTS = EngineFacts(
     python="/venv/bin/python",
@@ -29,22 +30,36 @@ def test_facts_survive_json() -> None:
 
 def test_the_json_form_is_plain_data_with_a_schema() -> None:
     data = json.loads(dumps(FACTS))
-    assert 1 == data["schema"]
+    assert 2 == data["schema"]
     assert ["auto", "bfloat16", "fp8"] == data["kv_cache_dtypes"]
     assert {"DeepseekV4ForCausalLM": ["FLASHMLA_SPARSE_DSV4"]} == data["model_backends"]
     assert data["flashinfer"] is None
+    assert ("cuda", []) == (data["platform"], data["cpu_backends"])
+
+
+def test_the_facts_of_a_cpu_build_survive_json() -> None:
+    engine = replace(FACTS, cuda=None, platform="cpu", cpu_backends=("CPU_ATTN", "CPU_MLA"))
+    assert engine == loads(dumps(engine))
+
+
+def test_the_cpus_own_backends_are_told_by_their_names() -> None:
+    names = ["FLASH_ATTN", "CPU_MLA", "CPU_ATTN", "AMX_MLA", "NO_CPU_", "CPUX"]
+    assert ("CPU_MLA", "CPU_ATTN", "AMX_MLA") == cpu_backends(names)
 
 
 @pytest.mark.parametrize(
     ("message", "change"),
     [
-        ("schema 2 is not 1", {"schema": 2}),
-        ("schema None is not 1", {"schema": None}),
+        ("schema 1 is not 2", {"schema": 1}),
+        ("schema None is not 2", {"schema": None}),
         (r"missing or unknown \['gpu'\]", {"gpu": "H200"}),
         ("version is not a string but 33", {"version": 33}),
         ("torch is not a string but None", {"torch": None}),
         ("backends is not a list of strings", {"backends": "FLASH_ATTN"}),
         ("kv_cache_dtypes is not a list of strings", {"kv_cache_dtypes": ["auto", None]}),
+        ("cpu_backends is not a list of strings", {"cpu_backends": "CPU_ATTN"}),
+        ("platform is not a string but None", {"platform": None}),
+        ("platform 'rocm' is none of", {"platform": "rocm"}),
         ("model_backends is not an object", {"model_backends": []}),
         ("model_backends is not a list of strings", {"model_backends": {"A": "B"}}),
     ],

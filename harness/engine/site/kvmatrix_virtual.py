@@ -29,10 +29,18 @@ def load_harness() -> None:
     spec.loader.exec_module(module)
 
 
-def register() -> str:
-    """The platform class for vLLM, by its qualified name."""
+def register() -> str | None:
+    """The platform class for vLLM, by its qualified name.
+
+    None, and nothing is replaced, where torch has no CUDA: vLLM then takes its own platform, the
+    CPU's."""
+    import torch
+
+    if torch.version.cuda is None:
+        return None
     load_harness()
     from harness.engine import seams
+    from harness.engine.environ import device_of_environment
 
-    seams.install(seams.device_of_environment())
+    seams.install(device_of_environment())
     return "harness.engine.platform.VirtualCudaPlatform"
