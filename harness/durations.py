@@ -1,0 +1,147 @@
+"""Durations: how long cells took in earlier runs, so that the longest can come first.
+
+A cache and no more: what is lost of it is measured again.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import output
+from harness.case import slug
+from harness.plan import Cell
+from harness.record import Record
+
+SCHEMA = 1
+"""Version of the JSON form. Raised when a field changes its meaning or goes away."""
+
+VIRTUAL_SECONDS = 1.0
+REAL_SECONDS = 10.0
+"""What a cell takes about which nothing is known."""
+
+ENGINES_KEPT = 8
+"""Engine versions in the file: a development build has a new one with every commit."""
+
+Key = tuple[str, str, str]
+"""Case id, device id, engine version."""
+
+
+def key(cell: Cell) -> Key:
+    """What `cell` is recorded under."""
+    return (cell.case.id, cell.device.id, cell.engine.version)
+
+
+def measured(cell: Cell, record: Record) -> dict[Key, float]:
+    """The seconds that `record` tells of `cell`; nothing where its child did not finish."""
+    seconds = _seconds(record.seconds.get("total"))
+    return {} if record.end != "finished" or seconds is None else {key(cell): seconds}
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Recorded seconds per case, device and engine version."""
+
+    seconds: Mapping[Key, float]
+    """The versions that were recorded last come last."""
+
+    def estimate(self, cell: Cell) -> float:
+        """Seconds that `cell` will take: as recorded; else as another engine version took last;
+        else the median of its model on its device; else `VIRTUAL_SECONDS` or `REAL_SECONDS`."""
+        case, device, _ = key(cell)
+        for known in (
+            self.seconds.get(key(cell)),
+            self._any_version.get((case, device)),
+            self._medians.get((slug(cell.case.model), device)),
+        ):
+            if known is not None:
+                return known
+        return REAL_SECONDS if cell.device.real else VIRTUAL_SECONDS
+
+    @functools.cached_property
+    def _any_version(self) -> dict[tuple[str, str], float]:
+        return {(case, device): seconds for (case, device, _), seconds in self.seconds.items()}
+
+    @functools.cached_property
+    def _medians(self) -> dict[tuple[str, str], float]:
+        alike: dict[tuple[str, str], list[float]] = {}
+        for (case, device, _), seconds in self.seconds.items():
+            # `-` stands between the parts of a case's id, and in none of them.
+            alike.setdefault((case.partition("-")[0], device), []).append(seconds)
+        return {where: statistics.median(seconds) for where, seconds in alike.items()}
+
+
+def merged(old: Mapping[Key, float], new: Mapping[Key, float]) -> dict[Key, float]:
+    """`old` overwritten by `new`, of the `ENGINES_KEPT` versions that were recorded last."""
+    fresh = {version for _, _, version in new}
+    # The order of the keys is the order in which versions were recorded.
+    both = {k: old[k] for k in sorted(old, key=lambda k: k[2] in fresh)}
+    both.update(new)
+    versions = list(dict.fromkeys(version for _, _, version in both))
+    kept = set(versions[-ENGINES_KEPT:])
+    return {k: seconds for k, seconds in both.items() if k[2] in kept}
+
+
+def loads(text: str) -> dict[Key, float]:
+    """Read what `dumps` wrote. What cannot be read is left out, be it one number or all."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        return {}
+    return {
+        (case, device, version): seconds
+        for version, devices in _items(data.get("engines"))
+        for device, cases in _items(devices)
+        for case, value in _items(cases)
+        if (seconds := _seconds(value)) is not None
+    }
+
+
+def dumps(seconds: Mapping[Key, float]) -> str:
+    """The seconds as JSON: engine version -> device id -> case id -> seconds."""
+    engines: dict[str, dict[str, dict[str, float]]] = {}
+    for (case, device, version), value in seconds.items():
+        engines.setdefault(version, {}).setdefault(device, {})[case] = round(value, 2)
+    return json.dumps({"schema": SCHEMA, "engines": engines}, indent=0) + "\n"
+
+
+def path(cache: Path) -> Path:
+    """Where the durations lie in the cache folder."""
+    return cache / "durations.json"
+
+
+def load(cache: Path) -> Durations:
+    """The durations that are kept in `cache`; none where the file is missing or corrupt."""
+    try:
+        text = path(cache).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        text = ""
+    return Durations(loads(text))
+
+
+def save(cache: Path, new: Mapping[Key, float]) -> None:
+    """Keep `new` beside what is there by now. InfraError where the disk does not take it."""
+    if new:
+        output.write_whole(path(cache), dumps(merged(load(cache).seconds, new)))
+
+
+def _items(value: Any) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, dict) else []
+
+
+def _seconds(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        seconds = float(value)
+    except OverflowError:
+        return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None
