@@ -6,7 +6,6 @@ seconds per cell, and the ratio to a fresh process per cell (three cells, measur
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 import time
@@ -14,21 +13,29 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from harness import session
+from harness import host, session
 from harness.launch import Launcher
+from harness.options import options
+from harness.session import Run
 
 FRESH = 3
 
 
+def launching(run: Run, jobs: int, isolation: str) -> Launcher:
+    """A launcher that runs `jobs` cells at a time."""
+    return Launcher(
+        lambda _: jobs,
+        lambda request: session.launch_environ(run, request),
+        lambda request: session.modules_file(run, request),
+        isolation=isolation,
+    )
+
+
 def main() -> None:
     """Measure and print."""
-    run = session.resolve(session.options([], [], None, None, "matrix"))
+    run = session.resolve(options(["virtual:h200"], []))
     requests = [run.request(cell) for cell in run.cells if cell.model.key == "dsv4"]
-    launcher = Launcher(
-        len(os.sched_getaffinity(0)),
-        lambda request: session.launch_environ(run.cache, request),
-        lambda request: session.modules_file(run.cache, request),
-    )
+    launcher, spawning = launching(run, host.cores(), "fork"), launching(run, 1, "spawn")
     try:
         began = time.perf_counter()
         launcher.record(requests[0])
@@ -40,10 +47,11 @@ def main() -> None:
         fresh = []
         for request in requests[:FRESH]:
             began = time.perf_counter()
-            launcher.fresh(request)
+            spawning.record(request)
             fresh.append(time.perf_counter() - began)
     finally:
         launcher.close()
+        spawning.close()
     forked = statistics.median(warm[:FRESH])
     print(f"warm-up, once per engine and device   {start:8.1f} s")
     print(f"all {len(warm)} cells, warm               {wall:8.1f} s")

@@ -25,8 +25,8 @@ class Explicit:
     """`ok` or `rejected`."""
     why: str
     """One line: where the expectation comes from."""
-    capabilities: tuple[int, ...] = ()
-    """Majors of the compute capabilities for which it holds; () means all."""
+    capabilities: tuple[int | None, ...] = ()
+    """Majors of the compute capabilities for which it holds, None for a CPU; () means all."""
     kv_cache_dtype: str | None = None
     """What the main attention layers must resolve to; None where it is not defined."""
     storage_dtype: str | None = None
@@ -40,6 +40,8 @@ class Explicit:
     """Last dimension of the main cache's tensors."""
     says: tuple[str, ...] = ()
     """Words that a refusal must hold."""
+    depth: str | None = None
+    """On a real device, go on to this stage."""
 
     def differences(self, record: Record) -> list[str]:
         """One line per number or name of `record` that is not what was written down."""

@@ -123,10 +123,19 @@ def _words(raw: Any, where: str) -> tuple[str, ...]:
     return tuple(raw)
 
 
-def relevant(entries: Iterable[Known], versions: Iterable[str]) -> tuple[Known, ...]:
-    """The entries that speak of at least one of these vLLM versions."""
-    some = tuple(versions)
-    return tuple(entry for entry in entries if any(_of_engine(entry, v) for v in some))
+Start = tuple[str, str, "tuple[int, int] | None"]
+"""What a run starts on: vLLM version, device SPEC, capability."""
+
+
+def relevant(entries: Iterable[Known], starts: Iterable[Start]) -> tuple[Known, ...]:
+    """The entries that speak of at least one of these starts: another release or device has other
+    cells, and need not have those of an entry."""
+    some = set(starts)
+    return tuple(
+        entry
+        for entry in entries
+        if any(_of_engine(entry, v) and _of_device(entry, device, sm) for v, device, sm in some)
+    )
 
 
 def _of_engine(entry: Known, version: str) -> bool:
@@ -174,9 +183,13 @@ def find(
 def _speaks(
     entry: Known, case_id: str, version: str, device: str, capability: tuple[int, int] | None
 ) -> bool:
-    sm = "sm{}{}".format(*capability) if capability else ""
     return (
         any(fnmatchcase(case_id, pattern) for pattern in entry.cells)
         and _of_engine(entry, version)
-        and (not entry.devices or any(fnmatchcase(device, d) or d == sm for d in entry.devices))
+        and _of_device(entry, device, capability)
     )
+
+
+def _of_device(entry: Known, device: str, capability: tuple[int, int] | None) -> bool:
+    sm = "sm{}{}".format(*capability) if capability else ""
+    return not entry.devices or any(fnmatchcase(device, d) or d == sm for d in entry.devices)

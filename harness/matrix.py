@@ -31,6 +31,8 @@ class Outcome:
     """None where no child ran: skipped, notrun."""
     expected: str
     """The verdict that was expected."""
+    needs_bytes: int | None = None
+    """Memory that the cell needs on a real device; None on a virtual one."""
 
 
 def main_page(record: Record | None) -> int | None:
@@ -88,6 +90,7 @@ def cell_json(outcome: Outcome) -> dict[str, Any]:
         "kv_bytes_per_token": None,
         "declared": [],
         "memory": None,
+        "needs_bytes": outcome.needs_bytes,
         "error": None,
         "seconds": {},
     }
@@ -96,6 +99,7 @@ def cell_json(outcome: Outcome) -> dict[str, Any]:
         for name in (
             *("stage", "resolved", "kv", "groups", "num_blocks", "kv_bytes_per_token"),
             *("declared", "memory", "seconds", "end", "tail", "exit_code", "retried"),
+            *("model_runner", "logits_finite", "settings", "leaked_bytes"),
         ):
             data[name] = plain[name]
         if record.error is not None:

@@ -62,9 +62,45 @@ def cases(model: Model, engine: EngineFacts) -> tuple[Case, ...]:
     the options that are not passed first."""
     return tuple(
         Case(model.key, backend, dtype)
-        for backend in (DEFAULT, *engine.model_backends.get(model.architecture, ()))
+        for backend in (DEFAULT, *_backends(model, engine))
         for dtype in (UNSET, *engine.kv_cache_dtypes)
     )
+
+
+def _backends(model: Model, engine: EngineFacts) -> tuple[str, ...]:
+    own = engine.model_backends.get(model.architecture, ())
+    if engine.platform != "cpu":
+        return own
+    if own:
+        # Its package chooses the CPU's form itself, and names none of the general backends.
+        return ()
+    mla = "kv_lora_rank" in model.config
+    return tuple(name for name in engine.cpu_backends if name.endswith("_MLA") == mla)
+
+
+def serves(engine: EngineFacts, device: Device) -> bool:
+    """True where `engine` can start on `device`: vLLM's CPU build on the CPU, and any other build
+    everywhere else."""
+    return (engine.platform == "cpu") == (device.kind == "cpu")
+
+
+def check_pairs(devices: Sequence[Device], engines: Sequence[EngineFacts]) -> None:
+    """UsageError names a device that no engine serves, or an engine that serves no device."""
+    for device in devices:
+        if not any(serves(engine, device) for engine in engines):
+            versions = ", ".join(engine.version for engine in engines)
+            if device.kind == "cpu":
+                raise UsageError(
+                    f"device cpu needs vLLM's CPU build, not {versions}: pass --engine cpu:0.32.0"
+                )
+            raise UsageError(
+                f"device {device.spec} needs a CUDA build of vLLM, and {versions} is a CPU build: "
+                "pass --device cpu, or another --engine"
+            )
+    for engine in engines:
+        if not any(serves(engine, device) for device in devices):
+            need = "--device cpu" if engine.platform == "cpu" else "another --device than cpu"
+            raise UsageError(f"engine {engine.version} ({engine.platform}) needs {need}")
 
 
 def cells(
@@ -76,6 +112,8 @@ def cells(
     planned = []
     for engine in engines:
         for device in devices:
+            if not serves(engine, device):
+                continue
             for model in models:
                 for case in cases(model, engine):
                     parts = [case.id]

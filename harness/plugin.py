@@ -7,28 +7,35 @@ cells, and the controller alone writes and shows.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from harness import matrix, output, safe, session
+from harness import durations, host, matrix, output, safe, session
 from harness.errors import EXIT_INFRA, EXIT_USAGE, InfraError, UsageError
-from harness.launch import Launcher
+from harness.launch import ISOLATIONS, Launcher
 from harness.matrix import Outcome
+from harness.options import REAL_TIMEOUT, VIRTUAL_TIMEOUT, options
 from harness.plan import Cell
 from harness.progress import Progress, line
-from harness.record import Record, dumps, loads
+from harness.proof import Reductions
+from harness.record import dumps, loads
 from harness.session import Run
 from harness.terminal import render
+from harness.workers import Workers, jobs
 
 RUN = pytest.StashKey[Run]()
 LAUNCHER = pytest.StashKey[Launcher]()
+REDUCTIONS = pytest.StashKey[Reductions]()
 BOARD = pytest.StashKey["Board"]()
 OUTCOME = pytest.StashKey[Outcome]()
 
@@ -43,24 +50,40 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="SPEC",
-        help="where the engine starts: auto (default), or virtual:<profile>[/<mig profile>] such "
-        "as virtual:h200; repeatable; `kvmatrix devices` lists them",
+        help="where the engine starts: auto (default: every visible GPU or MIG slice, else "
+        "virtual:h200), cuda:N, GPU-<uuid>, MIG-<uuid>, cpu, or virtual:<profile>[/<mig profile>] "
+        "such as virtual:h200/1g.35gb; repeatable; `kvmatrix devices` lists them",
     )
     group.addoption(
         "--engine",
         action="append",
         default=[],
         metavar="SPEC",
-        help="which vLLM: current (default), a release such as 0.27.1 (installed on demand), or "
-        "the path of a Python interpreter; repeatable",
+        help="which vLLM: current (default), a release such as 0.27.1 or of the CPU build, "
+        "cpu:0.32.0 (installed on demand), or the path of a Python interpreter; repeatable",
     )
     group.addoption(
-        "--depth", metavar="STAGE", help="how far a cell goes (virtual devices: allocate)"
+        "--depth",
+        metavar="STAGE",
+        help="how far a cell goes (virtual devices: allocate; real ones: warmup, or generate)",
     )
     group.addoption(
         "--case-timeout",
         metavar="S",
-        help=f"seconds that a cell may take ({session.DEFAULT_TIMEOUT:.0f})",
+        help=f"seconds that a cell may take (virtual devices: {VIRTUAL_TIMEOUT:.0f}; "
+        f"real ones: {REAL_TIMEOUT:.0f})",
+    )
+    group.addoption(
+        "--isolation",
+        default=ISOLATIONS[0],
+        metavar="HOW",
+        help="fork (default): one warm child per engine and device, forked per cell; spawn: a "
+        "fresh interpreter per cell",
+    )
+    group.addoption(
+        "--model-runner",
+        metavar="RUNNER",
+        help="v1 or v2, for real devices (vLLM's own choice)",
     )
     group.addoption(
         "--matrix-out",
@@ -83,11 +106,24 @@ def wants_cells(config: pytest.Config) -> bool:
 def _start(config: pytest.Config) -> None:
     """Check the options and, where cells are wanted, resolve the run."""
     option = config.option
-    options = session.options(
-        option.device, option.engine, option.depth, option.case_timeout, option.matrix_out
+    if not wants_cells(config):
+        return
+    chosen = options(
+        option.device,
+        option.engine,
+        option.depth,
+        option.case_timeout,
+        option.matrix_out,
+        option.isolation,
+        option.model_runner,
     )
-    if wants_cells(config):
-        config.stash[RUN] = session.resolve(options)
+    config.stash[RUN] = run = session.resolve(chosen)
+    if not hasattr(config, "workerinput"):
+        # Here and not later: what is wrong with -n must be one line, before xdist starts anything.
+        known = durations.load(run.cache)
+        plugin = Workers(run.options.pools, jobs(run.cells, known.estimate))
+        config.pluginmanager.register(plugin, "kvmatrix-workers")
+        plugin.check(config)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -105,6 +141,10 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     return None
 
 
+def _cancelled(number: int, *_: object) -> NoReturn:
+    raise KeyboardInterrupt(f"signal {number}")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         # An xdist worker has no command line of its own; the controller has checked it.
@@ -113,13 +153,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if run is None:
         return
     if not config.option.collectonly and not _distributes(config):
-        jobs = _jobs(config)
-        config.stash[LAUNCHER] = Launcher(
-            jobs,
-            lambda request: session.launch_environ(run.cache, request),
-            lambda request: session.modules_file(run.cache, request),
-        )
+        config.stash[LAUNCHER] = launcher = _launcher(config, run)
+        config.stash[REDUCTIONS] = Reductions(run.cache, launcher.record)
     if not hasattr(config, "workerinput"):
+        # A CI job is cancelled by SIGTERM: it must end its children and report like Ctrl-C does.
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGTERM, _cancelled)
         board = Board(config, run)
         config.stash[BOARD] = board
         config.pluginmanager.register(board, "kvmatrix-board")
@@ -130,6 +169,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if launcher is not None:
         launcher.close()
         del config.stash[LAUNCHER]
+    if BOARD in config.stash and signal.getsignal(signal.SIGTERM) is _cancelled:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _distributes(config: pytest.Config) -> bool:
@@ -137,14 +178,16 @@ def _distributes(config: pytest.Config) -> bool:
     return bool(getattr(config.option, "tx", None)) and not hasattr(config, "workerinput")
 
 
-def _jobs(config: pytest.Config) -> int:
-    """Cells at a time in this process: the cores, shared with the other workers."""
-    workers = getattr(config, "workerinput", {}).get("workercount", 1)
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS
-        cores = os.cpu_count() or 1
-    return max(1, cores // int(workers))
+def _launcher(config: pytest.Config, run: Run) -> Launcher:
+    # The host is shared with the other workers of an xdist run.
+    workers = int(getattr(config, "workerinput", {}).get("workercount", 1))
+    cores, memory = host.cores() // workers, host.memory_bytes() // workers
+    return Launcher(
+        lambda device: session.jobs(device, cores, memory),
+        lambda request: session.launch_environ(run, request),
+        lambda request: session.modules_file(run, request),
+        isolation=run.options.isolation,
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -159,6 +202,22 @@ def _cell(item: pytest.Item) -> Cell | None:
     callspec = getattr(item, "callspec", None)
     cell = callspec.params.get("cell") if callspec is not None else None
     return cell if isinstance(cell, Cell) else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Prove the reductions that the selected cells need, before any of them runs."""
+    if LAUNCHER not in config.stash or hasattr(config, "workerinput"):
+        return  # a worker has no way to end the run: there the cells themselves say what is wrong
+    run, reductions = config.stash[RUN], config.stash[REDUCTIONS]
+    cells = [cell for item in items if (cell := _cell(item)) is not None]
+    try:
+        for cell in cells:
+            run.need(cell, reductions)
+    except UsageError as error:
+        pytest.exit(f"kvmatrix: {safe.printable(str(error))}", returncode=EXIT_USAGE)
+    except InfraError as error:
+        pytest.exit(f"kvmatrix: {safe.printable(str(error))}", returncode=EXIT_INFRA)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -176,7 +235,14 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
 def outcome(request: pytest.FixtureRequest, cell: Cell) -> Outcome:
     """The cell's record from its child, judged."""
     run, launcher = request.config.stash[RUN], request.config.stash[LAUNCHER]
-    result = run.judge(cell, launcher.record(run.request(cell)))
+    wanted = run.need(cell, request.config.stash[REDUCTIONS])
+    lacking = None if wanted is None else wanted.lacking(cell.device)
+    if lacking is not None:
+        result = run.skipped(cell, lacking)
+    else:
+        result = run.judge(cell, launcher.record(run.request(cell)))
+    if wanted is not None:
+        result = replace(result, needs_bytes=wanted.total)
     request.node.stash[OUTCOME] = result
     return result
 
@@ -187,9 +253,13 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     outcome = item.stash.get(OUTCOME, None)
-    if outcome is not None and outcome.record is not None and report.when == "setup":
+    if outcome is not None and report.when == "setup":
         # Plain text: it also travels from an xdist worker to the controller.
-        report.kvmatrix_record = dumps(outcome.record)  # type: ignore[attr-defined]
+        if outcome.record is not None:
+            report.kvmatrix_record = dumps(outcome.record)  # type: ignore[attr-defined]
+        else:
+            report.kvmatrix_skipped = outcome.judgement.reason  # type: ignore[attr-defined]
+        report.kvmatrix_needs = outcome.needs_bytes  # type: ignore[attr-defined]
     return report
 
 
@@ -203,6 +273,7 @@ class Board:
         self._planned: dict[str, Cell] = {}
         self._outcomes: dict[str, Outcome] = {}
         self._records: output.Records | None = None
+        self._seconds: dict[durations.Key, float] = {}
         self._trouble: str | None = None
         self._began = time.time()
         self._progress: Progress | None = None
@@ -240,24 +311,30 @@ class Board:
             self._records = None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        text = getattr(report, "kvmatrix_record", None)
         cell = self._planned.get(_id(report.nodeid))
-        if text is None or cell is None:
+        if cell is None:
             return
-        record = loads(text)
-        outcome = self._run.judge(cell, record)
-        self._outcomes[cell.id] = outcome
-        records = self._records
-        if records is not None:
-            self._keep(lambda: records.add(record))
-        self._show(outcome, record)
+        if (reason := getattr(report, "kvmatrix_skipped", None)) is not None:
+            self._add(self._run.skipped(cell, reason), report)
+        if (text := getattr(report, "kvmatrix_record", None)) is not None:
+            record = loads(text)
+            self._add(self._run.judge(cell, record), report)
+            self._seconds |= durations.measured(cell, record)
+            records = self._records
+            if records is not None:
+                self._keep(lambda: records.add(record))
 
-    def _show(self, outcome: Outcome, record: Record) -> None:
+    def _add(self, outcome: Outcome, report: pytest.TestReport) -> None:
+        outcome = replace(outcome, needs_bytes=getattr(report, "kvmatrix_needs", None))
+        self._outcomes[outcome.cell.id] = outcome
+        self._show(outcome)
+
+    def _show(self, outcome: Outcome) -> None:
         if self._progress is None:
             return
         self._progress = self._progress.after(
             "known" if outcome.judgement.known else outcome.judgement.verdict,
-            record.seconds.get("total", 0.0),
+            outcome.record.seconds.get("total", 0.0) if outcome.record else 0.0,
             outcome.cell.id,
         )
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")
@@ -304,12 +381,14 @@ class Board:
         about = {
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began)),
             "seconds": round(time.time() - self._began, 1),
-            "depth": self._run.options.depth,
+            "depth": {d.spec: self._run.options.depth_on(d) for d in self._run.options.devices},
             "counts": matrix.counts(outcome.judgement for outcome in outcomes),
         }
         data = matrix.to_json(about, self._run.engines, self._run.options.devices, outcomes)
         text = json.dumps(data, indent=1) + "\n"
         self._keep(lambda: output.write_whole(self._run.options.out / "matrix.json", text))
+        with contextlib.suppress(InfraError):  # without them the next run is merely slower
+            durations.save(self._run.cache, self._seconds)
         status = _exit_status(int(exitstatus), outcomes)
         session.exitstatus = (
             EXIT_INFRA if self._trouble and status == pytest.ExitCode.OK else status
@@ -339,8 +418,12 @@ class Board:
         titles = {}
         for engine in self._run.engines:
             for device in self._run.options.devices:
-                major, minor = device.capability or (0, 0)
-                titles[engine.version, device.spec] = f"SM{major}{minor}, {device.kind}"
+                parts = [device.kind] if device.real else ["virtual"]
+                if device.capability is not None:
+                    parts.insert(0, "SM{}{}".format(*device.capability))
+                if device.real:
+                    parts.insert(0, device.name)
+                titles[engine.version, device.spec] = ", ".join(parts)
         return titles
 
 

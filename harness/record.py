@@ -77,6 +77,8 @@ class KVCache:
     can be compared between devices; None before stage `allocate`."""
     tensor_dtype: str | None = None
     """Element type of that tensor."""
+    stride: tuple[int, ...] | None = None
+    """Strides of that tensor in elements, as they are; they may depend on the number of blocks."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,11 @@ class Memory:
     """What planning was given for the KV cache."""
     weights_fit: bool
     """False where the weights alone exceed one device: planned as if they lay elsewhere."""
+    used_before_bytes: int | None = None
+    """Measured in use before the engine started: on the device, for a CPU of the process. None on
+    a virtual device, and where it could not be measured; the same for those that follow."""
+    used_after_weights_bytes: int | None = None
+    used_after_kv_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -160,10 +167,20 @@ class Record:
     without a sliding window; None before stage `plan`."""
     declared: tuple[Declared, ...] = ()
     memory: Memory | None = None
+    model_runner: str | None = None
+    """vLLM's model runner that served, `v1` or `v2`; None on a virtual device."""
+    logits_finite: bool | None = None
+    """Whether every log-probability of the decoded token is a finite number; None before stage
+    `generate`."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """Environment variables of the caller that vLLM, torch or CUDA read, secrets masked; empty on
+    a virtual device, where none is inherited."""
+    leaked_bytes: int | None = None
+    """Device memory that was still in use after the child and all it started had ended."""
     log: tuple[str, ...] = ()
     """Log lines of vLLM that speak of the KV cache, secrets masked."""
     tail: str = ""
-    """Last output of a child that did not finish, secrets masked."""
+    """Last output of a child that did not finish, or ran on a real device, secrets masked."""
     exit_code: int | None = None
     """The child's exit status; negative for a signal; None where it finished."""
     retried: bool = False
@@ -178,9 +195,18 @@ class Record:
         return self.end == "finished" and self.error is None and self.stage == self.depth
 
 
-def to_json(record: Record) -> dict[str, Any]:
-    """The record as plain JSON data."""
+def to_json(record: Any) -> dict[str, Any]:
+    """A record, or one of its parts, as plain JSON data."""
     return dataclasses.asdict(record)
+
+
+def parts(data: dict[str, Any]) -> dict[str, Any]:
+    """Some of Record's fields, read from plain JSON data. RecordError as `loads`."""
+    hints = typing.get_type_hints(Record)
+    unknown = data.keys() - hints.keys()
+    if unknown:
+        raise RecordError(f"record: unknown {sorted(unknown)}")
+    return {name: _build(hints[name], value, f"record.{name}") for name, value in data.items()}
 
 
 def dumps(record: Record) -> str:

@@ -62,10 +62,15 @@ def mask(text: str, environ: Mapping[str, str]) -> str:
     return _TOKEN.sub(MASK, text)
 
 
+def is_secret(name: str) -> bool:
+    """True where a variable of this name holds a secret, by its name."""
+    return _SECRET_NAME.search(name) is not None
+
+
 def _secrets(environ: Mapping[str, str]) -> Iterator[str]:
     """The forms in which a secret value may be written out."""
     for name, value in environ.items():
-        if not _SECRET_NAME.search(name):
+        if not is_secret(name):
             continue
         if "TOKENS" in name.upper() and value.isdigit():
             continue  # a count, such as VLLM_MAX_TOKENS_PER_EXPERT_FUSED_MOE=163840

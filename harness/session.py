@@ -10,57 +10,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 
-from harness import device, expect, install, known, layout, plan, verdict
-from harness.device import Device
+from harness import device, expect, install, known, layout, plan, proof, schedule, verdict
+from harness.device import Device, Pool
 from harness.engine import environ
-from harness.errors import UsageError, unknown
+from harness.errors import UsageError
 from harness.expect import Explicit
 from harness.facts import EngineFacts
 from harness.known import Known
-from harness.launch import Request
 from harness.matrix import Outcome
+from harness.options import Options
 from harness.plan import Cell, Model
-from harness.record import STAGES, VIRTUAL_STAGES, Record
+from harness.proof import Need, Reductions
+from harness.record import STAGES, Record
+from harness.request import Request
 
-DEFAULT_TIMEOUT = 120.0
-"""Seconds a cell may take. On a virtual device it takes about one; the first of a family more."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """The command line, checked as far as it can be without an engine."""
-
-    devices: tuple[Device, ...]
-    engines: tuple[str, ...]
-    depth: str
-    timeout: float
-    out: Path
-
-
-def options(
-    devices: Sequence[str], engines: Sequence[str], depth: str | None, timeout: str | None, out: str
-) -> Options:
-    """Check what was passed. UsageError names what is wrong, and what is near it."""
-    found = tuple(dict.fromkeys(device.parse(spec) for spec in devices or ["auto"]))
-    depth = depth or VIRTUAL_STAGES[-1]
-    if depth not in STAGES:
-        raise unknown("depth", depth, STAGES, f"one of {', '.join(VIRTUAL_STAGES[1:])}")
-    if depth not in VIRTUAL_STAGES[1:]:
-        raise UsageError(
-            f"depth {depth!r} is not for a virtual device: there is no forward pass; "
-            f"one of {', '.join(VIRTUAL_STAGES[1:])}"
-        )
-    try:
-        seconds = DEFAULT_TIMEOUT if timeout is None else float(timeout)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 86_400:
-        raise UsageError(f"--case-timeout {timeout!r} is not a number of seconds above 0")
-    folder = Path(out)
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--matrix-out {out!r} is a file; name a folder")
-    return Options(found, tuple(dict.fromkeys(engines or ["current"])), depth, seconds, folder)
+CPU_CELL_BYTES = 6 * device.GIB
+"""Most of a CPU cell's memory (3.4 GiB were seen for DeepSeek-V4), and its share of the parent."""
 
 
 @dataclass(frozen=True)
@@ -74,26 +41,43 @@ class Run:
     explicit: tuple[Explicit, ...]
     known: tuple[Known, ...]
     cache: Path
+    bound: str | None = None
+    """SPEC of the real device that this process is bound to."""
+
+    def pool(self, cell: Cell) -> Pool:
+        """The devices that may run `cell`."""
+        return next(p for p in self.options.pools if p.device.spec == cell.device.spec)
 
     def request(self, cell: Cell) -> Request:
-        """What the launcher needs to run `cell`."""
+        """What the launcher needs to run `cell`. On a real device the model is the reduced one."""
+        members = self.pool(cell).members
+        place = next((d for d in members if d.spec == self.bound), members[0])
+        path = proof.reduced_folder(self.cache, cell.model) if place.real else cell.model.path
         return Request(
             cell.case,
-            cell.device,
+            place,
             cell.engine,
-            self.options.depth,
-            self.options.timeout,
-            cell.model.path,
+            self._depth(cell),
+            self.options.timeout_on(place),
+            path,
         )
+
+    def _depth(self, cell: Cell) -> str:
+        depth = self.options.depth_on(cell.device)
+        explicit = self.expectation(cell).explicit
+        if not cell.device.real or explicit is None or explicit.depth is None:
+            return depth
+        return max(depth, explicit.depth, key=STAGES.index)
 
     def judge(self, cell: Cell, record: Record) -> Outcome:
         """The record of `cell` against everything that is expected of it."""
+        config: Mapping[str, Any] = cell.model.config
+        if cell.device.real:
+            config = proof.reduced(cell.model).config
 
         def oracle(record: Record) -> list[str] | None:
             try:
-                return layout.compare(
-                    cell.model.config, record.kv, record.resolved, record.capability
-                )
+                return layout.compare(config, record.kv, record.resolved, record.capability)
             except layout.UnknownLayout:
                 return None
 
@@ -107,8 +91,14 @@ class Run:
 
     def notrun(self, cell: Cell) -> Outcome:
         """The outcome of a planned cell that never reported."""
-        expected = expect.expected_verdict(cell.case, self.expectation(cell))
-        return Outcome(cell, verdict.notrun(), None, expected)
+        return Outcome(cell, verdict.notrun(), None, self._expected(cell))
+
+    def skipped(self, cell: Cell, reason: str) -> Outcome:
+        """The outcome of a cell that cannot run here."""
+        return Outcome(cell, verdict.skipped(reason), None, self._expected(cell))
+
+    def _expected(self, cell: Cell) -> str:
+        return expect.expected_verdict(cell.case, self.expectation(cell))
 
     def expectation(self, cell: Cell) -> expect.Expectation:
         """What is expected of `cell`, by hand and by known.yaml."""
@@ -117,6 +107,21 @@ class Run:
             expect.find(self.explicit, cell.case.id, capability),
             known.find(self.known, cell.case.id, cell.engine.version, cell.device.spec, capability),
         )
+
+    def need(self, cell: Cell, reductions: Reductions) -> Need | None:
+        """The memory that `cell` needs on its device; None for a virtual one.
+
+        UsageError where the reduced model is not what the full one is.
+        """
+        if not cell.device.real:
+            return None
+        found = reductions.proof(cell.model, cell.engine, cell.device)
+        if found.problems:
+            raise UsageError(
+                f"the reduction of {cell.model.key} for {cell.device.spec} loses or changes a KV "
+                f"kind: {'; '.join(found.problems)}"
+            )
+        return proof.need(found, cell.device)
 
 
 def resolve(options: Options, models: Path = plan.MODELS) -> Run:
@@ -130,16 +135,26 @@ def resolve(options: Options, models: Path = plan.MODELS) -> Run:
         install.resolve(spec, cache, lambda folder: engine_environ(cache, folder))
         for spec in options.engines
     )
+    plan.check_pairs(options.devices, engines)
     found = plan.models(models)
     cells = plan.cells(found, options.devices, engines)
     source = models.parent / "known.yaml"
     entries = known.load(source.read_text(encoding="utf-8")) if source.is_file() else ()
-    # Another release has other dtypes and backends, and so other cells.
-    entries = known.relevant(entries, (engine.version for engine in engines))
+    starts = {(cell.engine.version, cell.device.spec, cell.device.capability) for cell in cells}
+    entries = known.relevant(entries, starts)
     problems = known.check(entries, {cell.case.id for cell in cells}, date.today())
     if problems:
         raise UsageError("cases/known.yaml: " + "; ".join(problems))
-    return Run(options, engines, found, cells, explicit_cases(models.parent, found), entries, cache)
+    return Run(
+        options,
+        engines,
+        found,
+        cells,
+        explicit_cases(models.parent, found),
+        entries,
+        cache,
+        schedule.bound(),
+    )
 
 
 def explicit_cases(folder: Path, models: Sequence[Model]) -> tuple[Explicit, ...]:
@@ -165,16 +180,28 @@ def engine_folder(cache: Path, python: str) -> Path:
 
 def engine_environ(cache: Path, python: Path) -> Mapping[str, str]:
     """The environment in which an engine's facts are read: those of any virtual device."""
-    anyone = device.parse("virtual:h200")
+    anyone = device.parse(device.DEFAULT)
     return environ.virtual(anyone.to_json(), engine_folder(cache, str(python)))
 
 
-def launch_environ(cache: Path, request: Request) -> Mapping[str, str]:
+def launch_environ(run: Run, request: Request) -> Mapping[str, str]:
     """The environment of a cell's child."""
-    return environ.virtual(request.device.to_json(), engine_folder(cache, request.engine.python))
+    if request.device.real:
+        return environ.real(request.device, os.environ, run.options.model_runner)
+    folder = engine_folder(run.cache, request.engine.python)
+    return environ.virtual(request.device.to_json(), folder)
 
 
-def modules_file(cache: Path, request: Request) -> Path:
+def modules_file(run: Run, request: Request) -> Path:
     """Where the modules that cells import are kept, by vLLM version, device and model."""
-    folder = engine_folder(cache, request.engine.python)
-    return folder / f"modules-{request.engine.version}-{request.device.id}-{request.case.model}"
+    folder = engine_folder(run.cache, request.engine.python)
+    name = (request.engine.version, request.device.id, request.case.model)
+    return folder / f"modules-{'-'.join(name)}"
+
+
+def jobs(device: Device, cores: int, memory_bytes: int) -> int:
+    """Cells at a time on `device`, for a process that may use so much of the host."""
+    if device.kind == "cpu":
+        return max(1, min(cores, memory_bytes // CPU_CELL_BYTES))
+    # A cell measures the memory of its GPU or slice, and so must have it alone.
+    return 1 if device.real else max(1, cores)

@@ -78,7 +78,7 @@ def notrun(reason: str = "planned, but never reported") -> Judgement:
 def judge(record: Record, expectation: Expectation, oracle: Oracle) -> Judgement:
     """What `record` means against all that is expected of it. `oracle` is asked only where
     initialisation went through far enough to have KV-cache specs."""
-    found = _judged(record, expectation.explicit, oracle)
+    found = _charged(record, _judged(record, expectation.explicit, oracle))
     return found if expectation.known is None else _against(expectation.known, found, record.error)
 
 
@@ -90,6 +90,16 @@ def _judged(record: Record, explicit: Explicit | None, oracle: Oracle) -> Judgem
     if record.stage != record.depth:
         return Judgement("crashed", f"ended at stage {record.stage} without an error")
     return _completed(record, explicit, oracle)
+
+
+def _charged(record: Record, found: Judgement) -> Judgement:
+    """The judgement with a leak of device memory charged to its cell."""
+    if record.leaked_bytes is None:
+        return found
+    text = f"left {record.leaked_bytes >> 20} MiB of device memory in use after it had ended"
+    if found.verdict in PASSING:
+        return Judgement("crashed", text)
+    return replace(found, reason=f"{found.reason}; {text}")
 
 
 def _against(known: Known, found: Judgement, fault: Fault | None) -> Judgement:
@@ -281,6 +291,8 @@ def _completed(record: Record, explicit: Explicit | None, oracle: Oracle) -> Jud
         vouched.append("oracle")
     if declared is not None and not declared.reasons:
         vouched.append("contract")
+    if record.logits_finite is False:
+        wrong.append("the decoded token's log-probabilities are not finite numbers")
     remarks, silent = _coercion(record)
     wrong += silent
     if wrong:

@@ -178,7 +178,29 @@ def test_two_entries_that_speak_of_one_cell_are_refused_by_name() -> None:
         find(entries, "dsv4-default-unset", "0.33.0", "GPU-1", (12, 0))
 
 
-def test_relevant_entries_speak_of_at_least_one_engine_of_the_run() -> None:
+H200, SM120 = ("virtual:h200", (9, 0)), ("GPU-1", (12, 0))
+
+
+def test_relevant_entries_speak_of_at_least_one_start_of_the_run() -> None:
     ranged, anywhere = load(ENTRY + SHORT)
-    assert (ranged, anywhere) == relevant((ranged, anywhere), ["0.27.1", "0.33.0"])
-    assert (anywhere,) == relevant((ranged, anywhere), ["0.27.1"])
+    both = (ranged, anywhere)
+    assert both == relevant(both, [("0.27.1", *SM120), ("0.33.0", *SM120)])
+    assert (anywhere,) == relevant(both, [("0.27.1", *SM120), ("0.33.0", *H200)])
+
+
+@pytest.mark.parametrize(
+    ("speaks", "devices", "start"),
+    [
+        (True, "sm90", ("0.33.0", "GPU-1", (9, 0))),
+        (False, "sm90", ("0.33.0", "cpu", None)),
+        (True, "cpu", ("0.33.0", "cpu", None)),
+        (False, "cpu", ("0.33.0", *H200)),
+        (True, '"virtual:*"', ("0.33.0", *H200)),
+    ],
+)
+def test_an_entry_of_another_device_is_not_relevant(
+    speaks: bool, devices: str, start: tuple[str, str, tuple[int, int] | None]
+) -> None:
+    """A CPU has none of the cells that an entry for Hopper names."""
+    entries = load(ENTRY.replace('sm120, "virtual:rtx-*"', devices))
+    assert speaks == bool(relevant(entries, [start]))

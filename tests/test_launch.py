@@ -11,11 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from harness import device
+from harness import device, guard
 from harness.case import Case
+from harness.device import GIB, MIB
 from harness.facts import EngineFacts
-from harness.launch import Launcher, Request
+from harness.guard import Guard
+from harness.launch import Launcher
 from harness.record import Record
+from harness.request import Request
+from tests.test_guard import H200
 
 # A server that speaks the protocol and does PLANTED with each cell.
 SERVER = """
@@ -60,7 +64,9 @@ def planted(tmp_path: Path, body: str, start: str = "") -> EngineFacts:
 
 
 def outcome(engine: EngineFacts, tmp_path: Path, cases: int = 1) -> list[Record]:
-    launcher = Launcher(2, lambda request: os.environ, lambda request: tmp_path / "modules")
+    launcher = Launcher(
+        lambda device: 2, lambda request: os.environ, lambda request: tmp_path / "modules"
+    )
     requests = [
         Request(
             Case("dsv4", "default", f"d{number}"),
@@ -142,3 +148,39 @@ def test_secrets_of_the_caller_do_not_reach_a_record(
     engine = planted(tmp_path, "log.write('key very-secret-value'); log.flush(); done(1)")
     (record,) = outcome(engine, tmp_path)
     assert "key ***" == record.tail
+
+
+def test_memory_held_after_a_cell_is_charged_to_it_and_the_device_quarantined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "SETTLE_SECONDS", 0.0)
+    used = [10 * MIB, 2 * GIB]
+    guardian = Guard(lambda uuid: used.pop(0), lambda r, e: None, tmp_path / "locks")
+    launcher = Launcher(
+        lambda device: 1, lambda r: os.environ, lambda r: tmp_path / "modules", guard=guardian
+    )
+    engine = planted(tmp_path, "done(0)")
+    leaking, next_one = (
+        Request(Case("llama3", "default", name), H200, engine, "warmup", 5.0, tmp_path)
+        for name in ("first", "second")
+    )
+    launcher.plan([leaking, next_one])
+    try:
+        first, second = launcher.record(leaking), launcher.record(next_one)
+    finally:
+        launcher.close()
+    assert 2 * GIB - 10 * MIB == first.leaked_bytes
+    assert "infra" == second.end
+    assert leaking.case.id in second.tail
+
+
+def test_a_process_that_cannot_fork_has_its_cells_run_one_by_one(tmp_path: Path) -> None:
+    """A warm process that has touched CUDA, whatever made it do so."""
+    program = tmp_path / "server.py"
+    engine = planted(tmp_path, "done(7)")
+    text = program.read_text()
+    text = text.replace('if sys.argv[2] != "serve":', 'if sys.argv[2] == "serve":').replace(
+        "    sys.exit(9)", '    print(json.dumps({"ready": {"forks": False}})); sys.exit(0)'
+    )
+    program.write_text(text)
+    assert [("exit", 7)] * 3 == [(r.end, r.exit_code) for r in outcome(engine, tmp_path, cases=3)]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.test_guard import ENGINE
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -16,6 +19,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pytest", *arguments],
         cwd=ROOT,
+        # What is meant by a SPEC must not depend on the GPUs of this machine.
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         timeout=120,
@@ -28,11 +33,17 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         (["--device", "virtual:h20O"], ["'virtual:h20O'", "h200", "kvmatrix devices"]),
         (["--device", "virtual:h200/1g.36gb"], ["1g.36gb", "1g.35gb"]),
-        (["--device", "cuda:0"], ["cuda:0", "virtual:h200"]),
+        (["--device", "cuda:7"], ["cuda:7", "kvmatrix devices"]),
+        (["--device", "GPU-00000000"], ["GPU-00000000", "kvmatrix devices"]),
+        (["--device", "MIG-00000000"], ["MIG-00000000", "kvmatrix devices"]),
+        (["--device", "cpu", "--depth", "plan"], ["plan", "cpu", "warmup", "generate"]),
+        (["--isolation", "frok"], ["'frok'", "fork", "spawn"]),
+        (["--device", "cpu", "--model-runner", "v3"], ["'v3'", "v1", "v2"]),
+        (["--model-runner", "v2"], ["v2", "virtual:h200"]),
         (["--engine", "0.24.0"], ["0.24.0", "0.27", "0.33"]),
         (["--engine", "curent"], ["'curent'", "current", "kvmatrix engines"]),
         (["--depth", "alocate"], ["'alocate'", "allocate"]),
-        (["--depth", "generate"], ["generate", "virtual"]),
+        (["--depth", "generate"], ["generate", "virtual", "allocate"]),
         (["--case-timeout", "soon"], ["--case-timeout", "soon"]),
         (["--matrix-out=README.md"], ["README.md", "folder"]),
     ],
@@ -44,6 +55,40 @@ def test_bad_input_is_one_line_and_exit_2(arguments: list[str], words: list[str]
     assert 1 == len(lines), done.stderr
     for word in words:
         assert word in lines[0]
+
+
+PLANTED = """#!/bin/sh
+case "$1" in
+-I) echo '["0.29.0", "{folder}/vllm/__init__.py"]' ;;
+*) echo '{facts}' ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("platform", "arguments", "words"),
+    [
+        ("cuda", ["--device", "cpu"], ["device cpu", "0.29.0", "--engine cpu:0.32.0"]),
+        ("cpu", ["--device", "virtual:h200"], ["virtual:h200", "0.29.0", "--device cpu"]),
+        ("cuda", ["--device", "cpu", "--device", "virtual:b200"], ["cpu:0.32.0"]),
+    ],
+)
+def test_an_engine_that_does_not_serve_a_device_is_named(
+    tmp_path: Path, platform: str, arguments: list[str], words: list[str]
+) -> None:
+    told = {**ENGINE.to_json(), "version": "0.29.0", "platform": platform}
+    told["cuda"] = None if platform == "cpu" else "13.0"
+    del told["schema"]
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    python = tmp_path / "python"
+    python.write_text(PLANTED.format(folder=tmp_path, facts=json.dumps(told)))
+    python.chmod(0o755)
+    done = run(f"--engine={python}", *arguments)
+    assert 2 == done.returncode, done.stdout + done.stderr
+    last = [line for line in done.stderr.splitlines() if line.strip()][-1]
+    for word in words:
+        assert word in last
 
 
 def test_the_parent_imports_neither_torch_nor_vllm() -> None:

@@ -1,16 +1,121 @@
 """The child, run under the engine's interpreter: `python harness/engine/__main__.py COMMAND`.
 
-`facts` prints what the engine is as one line of JSON. `serve MODEL_PATH MODULES` runs cells (see
-`server.py`). `cell MODEL BACKEND KV_CACHE_DTYPE MODEL_PATH DEPTH RECORD` runs one.
-The device comes from the environment (`seams.DEVICE_VARIABLE`).
+`facts` prints what the engine is as one line of JSON, `preflight` what the device is to torch and
+to vLLM. `serve MODEL_PATH MODULES` imports vLLM once and forks per cell; `once` runs each cell in
+an interpreter that has imported nothing. Both speak the protocol of `server.py`.
+The device comes from the environment (`environ.DEVICE_VARIABLE`).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from harness.device import Device
+
+HERE = Path(__file__).resolve().parent
+
+
+def _load_harness() -> Any:
+    """The plugin's module, which makes the package `harness` importable and nothing else: of this
+    project's folder no neighbour may come along into the engine's interpreter."""
+    path = HERE / "site" / "kvmatrix_virtual.py"
+    spec = importlib.util.spec_from_file_location("kvmatrix_virtual", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    module.load_harness()
+    return module
+
+
+def _become(device: Device) -> str:
+    """Import vLLM on `device`; its version."""
+    if not device.real:
+        # Operators must register; functions of the driver need not be there to be called.
+        sys.setdlopenflags(os.RTLD_LAZY)
+        sys.modules["kvmatrix_virtual"].register()
+    import vllm
+
+    return str(vllm.__version__)
+
+
+def _cell(device: Device, settings: dict[str, str], request: dict[str, Any], tell: Any) -> None:
+    """What one cell does: start the engine, observe it, leave the record."""
+    before = set(sys.modules)
+    engine = _become(device)
+    from harness.case import Case
+    from harness.engine import probe, server, warm
+
+    record = probe.run(
+        Case(request["model"], request["backend"], request["kv_cache_dtype"]),
+        Path(request["model_path"]),
+        device,
+        request["depth"],
+        engine,
+        tell=tell,
+        settings=settings,
+    )
+    server.write_record(record, Path(request["record"]))
+    modules = request.get("modules")
+    if device.real and modules and record.complete and not Path(modules).exists():
+        warm.keep_names(Path(modules), warm.new_modules(before))
+
+
+def _serve(
+    device: Device, settings: dict[str, str], model_path: Path, modules: Path, replies: int
+) -> int:
+    from harness.engine import warm
+    from harness.engine.processes import die_with_parent
+    from harness.engine.server import Server
+
+    die_with_parent()
+    began = time.perf_counter()
+    engine = _become(device)
+    before = None
+    if device.real:
+        from vllm import LLM  # noqa: F401 - a lazy name: the import is what takes long
+
+        before = warm.learner(device, modules)
+        before()
+    else:
+        warm.virtual(device, model_path, engine, modules)
+    server = Server(
+        lambda request, tell: _cell(device, settings, {**request, "modules": str(modules)}, tell),
+        replies,
+        warm=True,
+        before=before,
+    )
+    server.say(
+        {
+            "ready": {
+                "engine": engine,
+                "seconds": round(time.perf_counter() - began, 3),
+                "threads": len(os.listdir("/proc/self/task")),
+                # A process on CUDA cannot fork one that uses it.
+                "forks": not device.real or device.kind == "cpu" or not warm.on_cuda(),
+            }
+        }
+    )
+    server.serve()
+    return 0
+
+
+def _once(device: Device, settings: dict[str, str], replies: int) -> int:
+    from harness.engine.server import Server
+
+    server = Server(
+        lambda request, tell: _cell(device, settings, request, tell), replies, warm=False
+    )
+    server.say({"ready": {"forks": True}})
+    server.serve()
+    return 0
 
 
 def main(arguments: list[str]) -> int:
@@ -19,40 +124,30 @@ def main(arguments: list[str]) -> int:
     replies = os.dup(1)
     os.dup2(2, 1)
     # The script's own folder must not be where modules are looked for: `platform` is one of ours.
-    here = str(Path(__file__).resolve().parent)
+    here = str(HERE)
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or ".") != here]
-    sys.path.insert(0, str(Path(here) / "site"))
-    import kvmatrix_virtual
+    _load_harness()
+    from harness.engine import environ
 
-    # Operators must register; functions of the driver need not be there to be called.
-    sys.setdlopenflags(os.RTLD_LAZY)
-    kvmatrix_virtual.register()
-    from harness.engine import seams
+    device = environ.device_of_environment()
+    # Taken now: vLLM sets variables of its own when it is imported.
+    settings = environ.settings(os.environ) if device.real else {}
+    match arguments:
+        case ["facts"]:
+            _become(device)
+            from harness.engine import facts
 
-    device = seams.device_of_environment()
-    import vllm
+            os.write(replies, json.dumps(facts.read()).encode() + b"\n")
+            return 0
+        case ["preflight"]:
+            from harness.engine import preflight
 
-    if arguments[:1] == ["facts"]:
-        from harness.engine import facts
-
-        os.write(replies, json.dumps(facts.read()).encode() + b"\n")
-        return 0
-    if arguments[:1] == ["serve"] and len(arguments) == 3:
-        from harness.engine import server
-
-        server.main(device, vllm.__version__, Path(arguments[1]), Path(arguments[2]), replies)
-        return 0
-    if arguments[:1] == ["cell"] and len(arguments) == 7:
-        from harness.case import Case
-        from harness.engine import probe, server
-
-        _, model, backend, kv_cache_dtype, model_path, depth, path = arguments
-        server.die_with_parent()
-        record = probe.run(
-            Case(model, backend, kv_cache_dtype), Path(model_path), device, depth, vllm.__version__
-        )
-        server.write_record(record, Path(path))
-        return 0
+            os.write(replies, json.dumps(preflight.look()).encode() + b"\n")
+            return 0
+        case ["serve", model_path, modules]:
+            return _serve(device, settings, Path(model_path), Path(modules), replies)
+        case ["once"]:
+            return _once(device, settings, replies)
     print(f"unknown command: {' '.join(arguments) or '(none)'}", file=sys.stderr)
     return 2
 

@@ -7,6 +7,7 @@ Releases in between are served by asking the functions themselves what they take
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,72 @@ def call(function: Callable[..., Any], **available: Any) -> Any:
     """
     wanted = inspect.signature(function).parameters
     return function(**{name: value for name, value in available.items() if name in wanted})
+
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+STAGE_FUNCTIONS = {
+    "create_engine_config": "config",
+    # Constructing and loading; between them and the specs lies what the weights need after.
+    "_init_executor": "model",
+    "init_device": "model",
+    "load_model": "model",
+    # EngineCore's planning: specs first, then the layout, memory and block counts.
+    "_initialize_kv_caches": "spec",
+    "get_kv_cache_specs": "spec",
+    "determine_available_memory": "plan",
+    "get_kv_cache_configs": "plan",
+    "initialize_from_config": "allocate",
+    "initialize_kv_cache": "allocate",
+    "compile_or_warm_up_model": "warmup",
+}
+"""Function of vLLM -> the stage that has begun where it runs (the same in 0.27.1 - 0.33.0)."""
+
+
+def planned_specs(worker: Any, kv_cache_config: Any) -> dict[str, Any]:
+    """Layer name -> the KVCacheSpec it was planned with.
+
+    Not what the worker collects when it is asked again: planning has then changed the block size
+    that specs are made with.
+    """
+    planned: dict[str, Any] = {}
+    for group in kv_cache_config.kv_cache_groups:
+        spec = group.kv_cache_spec
+        # A group of several page sizes keeps its layers' own specs.
+        own = getattr(spec, "kv_cache_specs", {})
+        planned.update({name: own.get(name, spec) for name in group.layer_names})
+    # Layers that share another's cache may be in a group too, but ask for none of their own.
+    return {name: planned[name] for name in worker.get_kv_cache_spec() if name in planned}
+
+
+def model_runner(runner: Any) -> str:
+    """`v1` or `v2`: the newer runners live in packages `vllm.v1.worker.{gpu,cpu}`."""
+    return "v2" if ".worker.gpu." in _module(runner) or ".worker.cpu." in _module(runner) else "v1"
+
+
+def _module(thing: Any) -> str:
+    return type(thing).__module__
+
+
+def weights_bytes(model: Any) -> int:
+    """Bytes of a model's parameters and buffers, wherever they lie."""
+    return sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
+
+
+def available_bytes(llm: Any) -> int | None:
+    """What planning was given for the KV cache, in bytes, where the engine core tells."""
+    client = getattr(llm.llm_engine, "engine_core", None)
+    core = getattr(client, "engine_core", None)
+    value = getattr(core, "available_gpu_memory_for_kv_cache", None)
+    return int(value) if isinstance(value, int) and value > 0 else None
+
+
+def cuda_used_bytes() -> int | None:
+    """Bytes in use on the current CUDA device; None before CUDA has been started here."""
+    if not torch.cuda.is_initialized():
+        return None
+    free, total = torch.cuda.mem_get_info()
+    return int(total - free)
 
 
 def initialize_model(vllm_config: Any) -> Any:

@@ -7,7 +7,8 @@ from typing import Any
 from vllm.platforms.cuda import CudaPlatformBase
 from vllm.platforms.interface import DeviceCapability
 
-from harness.engine.seams import VIRTUAL_UUID, device_of_environment
+from harness.engine.environ import device_of_environment
+from harness.engine.seams import VIRTUAL_UUID
 
 DEVICE = device_of_environment()
 

@@ -6,8 +6,6 @@ replaced here only *answers* or *places*: no decision of vLLM is touched.
 
 from __future__ import annotations
 
-import json
-import os
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -17,19 +15,11 @@ from torch.overrides import TorchFunctionMode
 
 from harness.device import Device
 
-DEVICE_VARIABLE = "KVMATRIX_DEVICE"
-"""Environment variable that carries the virtual device, as JSON, to the child's own children."""
-
 VIRTUAL_UUID = "GPU-00000000-0000-0000-0000-000000000000"
 
 META = torch.device("meta")
 
 _installed: Device | None = None
-
-
-def device_of_environment() -> Device:
-    """The virtual device that the parent chose. KeyError where there is none."""
-    return Device.from_json(json.loads(os.environ[DEVICE_VARIABLE]))
 
 
 class _Event:
@@ -114,6 +104,13 @@ class _TritonDriver:
 
     def is_active(self) -> bool:
         return True
+
+
+def without_cuda() -> None:
+    """For a plan on a CPU build: events and streams that can be made. vLLM's CPU worker puts
+    such stand-ins there too, but there is no worker in a plan."""
+    torch.cuda.Event = _Event
+    torch.cuda.Stream = _Stream
 
 
 def install(device: Device) -> None:

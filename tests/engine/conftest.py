@@ -30,6 +30,12 @@ class Finished:
 Matrix = Callable[..., Finished]
 
 
+@pytest.fixture
+def environ() -> dict[str, str]:
+    """The environment of these tests."""
+    return dict(os.environ)
+
+
 @pytest.fixture(scope="session")
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
     """Run pytest on the cells in a process of its own: `matrix("-k", "dsv4", environ={...})`."""

@@ -13,7 +13,8 @@ sys.setdlopenflags(os.RTLD_LAZY)
 kvmatrix_virtual.register()
 
 from harness.case import Case  # noqa: E402 - importable once the plugin has made it so
-from harness.engine import probe, seams, server  # noqa: E402
+from harness.engine import probe, server  # noqa: E402
+from harness.engine.environ import device_of_environment  # noqa: E402
 
 
 def main() -> None:
@@ -30,7 +31,7 @@ def main() -> None:
     record = probe.run(
         Case("dsv4"),
         Path(sys.argv[1]),
-        seams.device_of_environment(),
+        device_of_environment(),
         "allocate",
         vllm.__version__,
     )

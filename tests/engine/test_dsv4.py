@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from harness import session
+from harness.options import options
 from harness.record import loads
 from tests.engine.conftest import Matrix
 
@@ -57,13 +58,13 @@ def test_flashinfer_with_nothing_passed_is_unguarded(matrix: Matrix, device: str
 
 def test_a_child_that_does_not_write_back_is_a_mismatch(tmp_path: Path) -> None:
     """vLLM's resolver itself broken in a real child: the window's page comes out too small."""
-    run = session.resolve(session.options([], [], None, None, str(tmp_path)))
+    run = session.resolve(options(["virtual:h200"], []))
     cell = next(c for c in run.cells if c.id == "dsv4-default-unset")
     path = tmp_path / "record.json"
     script = Path(__file__).parent / "lost_write_back.py"
     done = subprocess.run(
         [sys.executable, str(script), str(cell.model.path), str(path)],
-        env=dict(session.launch_environ(run.cache, run.request(cell))),
+        env=dict(session.launch_environ(run, run.request(cell))),
         capture_output=True,
         text=True,
         timeout=300,

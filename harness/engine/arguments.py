@@ -1,0 +1,36 @@
+"""What is passed to vLLM for a case: the options that it names, and what makes a start small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from harness.case import DEFAULT, UNSET, Case
+
+MAX_MODEL_LEN = 4096
+"""Tokens of context that the KV cache is planned for; pages do not depend on it."""
+
+
+def options(model_path: Path, case: Case) -> dict[str, Any]:
+    """Arguments of `EngineArgs` and `LLM`: dummy weights, no tokenizer, no compilation. What the
+    case leaves unset is not passed at all."""
+    passed: dict[str, Any] = {}
+    if case.kv_cache_dtype != UNSET:
+        passed["kv_cache_dtype"] = case.kv_cache_dtype
+    if case.backend != DEFAULT:
+        passed["attention_backend"] = case.backend
+    return {
+        "model": str(model_path),
+        "skip_tokenizer_init": True,
+        "load_format": "dummy",
+        "enforce_eager": True,
+        "max_model_len": MAX_MODEL_LEN,
+        **passed,
+    }
+
+
+def config(model_path: Path, case: Case) -> Any:
+    """The VllmConfig of a case."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    return EngineArgs(**options(model_path, case)).create_engine_config()

@@ -1,0 +1,148 @@
+"""Warming up: what a server imports before it forks, so that cells need not.
+
+Nothing here may touch CUDA: a process that has cannot fork a cell that uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from harness.case import Case
+from harness.device import Device
+from harness.engine.processes import die_with_parent
+
+_QUIET = ("torch.", "transformers.", "vllm.")
+"""Packages whose modules were seen not to start anything when imported (0.27.1 - 0.33.0); on a
+GPU only these are imported ahead."""
+
+
+def kept_names(path: Path) -> list[str]:
+    """The module names that an earlier run left at `path`; [] where there are none."""
+    try:
+        return [str(name) for name in json.loads(path.read_text())]
+    except (OSError, ValueError):
+        return []
+
+
+def keep_names(path: Path, names: Iterable[str]) -> None:
+    """Leave module names at `path` for later runs, whole or not at all; a full disk costs time."""
+    temporary = path.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(OSError):
+        temporary.write_text(json.dumps(list(names)))
+        os.replace(temporary, path)
+
+
+def scout(device: Device, model_path: Path, engine: str) -> list[str]:
+    """Modules that one cell imports beyond those of this process, in the order of import.
+
+    Found by a cell in a fork, so that this process keeps vLLM's caches and one-time log lines
+    untouched, and every cell starts from the same state.
+    """
+    before = set(sys.modules)
+    readable, writable = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(readable)
+            die_with_parent()
+            from harness.engine import probe
+
+            probe.run(Case("scout"), model_path, device, "allocate", engine)
+            with os.fdopen(writable, "w") as file:
+                json.dump(new_modules(before), file)
+        finally:
+            os._exit(0)
+    os.close(writable)
+    with os.fdopen(readable) as file:
+        text = file.read()
+    os.waitpid(pid, 0)
+    return [str(name) for name in json.loads(text)] if text else []
+
+
+def new_modules(before: Iterable[str]) -> list[str]:
+    """Names of the modules imported since `before` was taken, in the order of import."""
+    known = set(before)
+    return [name for name in list(sys.modules) if name not in known]
+
+
+def preload(names: Iterable[str]) -> None:
+    """Import what cells turn out to import. What does not import here fails in the cell, where it
+    is part of what is observed."""
+    for name in names:
+        if name not in sys.modules and not name.startswith("__"):
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+
+
+def settle() -> None:
+    """Before forking: keep a fork's collector from touching, and so copying, all pages of this
+    process."""
+    gc.collect()
+    gc.freeze()
+
+
+def virtual(device: Device, model_path: Path, engine: str, modules: Path) -> None:
+    """Warm up for a virtual device; `modules` keeps between runs what the scout found."""
+    names = kept_names(modules)
+    if not names:
+        names = scout(device, model_path, engine)
+        if names:  # a scout that died knows nothing worth keeping
+            keep_names(modules, names)
+    preload(names)
+    settle()
+
+
+def learner(device: Device, modules: Path) -> Callable[[], None]:
+    """For a real device, where no cell is spent on scouting: what to do before each fork, so that
+    what the first cell left at `modules` is imported once."""
+    done = False
+
+    def before() -> None:
+        nonlocal done
+        names = [] if done else kept_names(modules)
+        if not names:
+            return
+        done = True
+        if device.kind != "cpu":
+            names = [name for name in names if name.startswith(_QUIET)]
+            if not _stays_off_cuda(names):
+                return
+        preload(names)
+        settle()
+
+    return before
+
+
+def _stays_off_cuda(names: list[str]) -> bool:
+    """True where importing `names` does not touch CUDA; tried in a fork."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            die_with_parent()
+            preload(names)
+            code = int(on_cuda())
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status) == 0
+
+
+def on_cuda() -> bool:
+    """True where this process has a CUDA context, or has started to make one."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return True
+    held = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            held.append(os.readlink(f"/proc/self/fd/{name}"))
+    # Unlike nvidiactl, which NVML holds too, only CUDA opens this one.
+    return any(name.startswith("/dev/nvidia-uvm") for name in held)

@@ -1,0 +1,91 @@
+"""The preflight: a device that torch or vLLM takes for another is not usable, and why is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.device import GIB, Device
+from harness.preflight import problem
+
+SLICE = Device(
+    spec="MIG-aaaa",
+    kind="mig",
+    name="NVIDIA H200 MIG 1g.18gb",
+    capability=(9, 0),
+    memory_bytes=16 * GIB,
+    sm_count=16,
+    shared_memory_bytes=0,
+    uuid="MIG-aaaa",
+    parent="GPU-p",
+    mig="1g.18gb",
+    index=0,
+    slice_index=3,
+)
+GPU = replace(SLICE, spec="GPU-p", kind="gpu", name="NVIDIA H200", uuid="GPU-p", slice_index=None)
+
+
+def told(**changes: Any) -> dict[str, Any]:
+    vllm = {"name": SLICE.name, "total_bytes": 16 * GIB, "capability": [9, 0], "uuid": "MIG-aaaa"}
+    data = {
+        "count": 1,
+        "free_bytes": 15 * GIB,
+        "total_bytes": 16 * GIB,
+        "name": SLICE.name,
+        "capability": [9, 0],
+        "sm_count": 16,
+        "uuid": "",
+        "vllm": vllm,
+    }
+    for key, value in changes.items():
+        data = {**data, key: {**vllm, **value} if key == "vllm" else value}
+    return data
+
+
+@pytest.mark.parametrize("device", [SLICE, GPU])
+def test_a_device_that_all_agree_on_is_usable(device: Device) -> None:
+    assert problem(device, told(), "0.33.0") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "changes"),
+    [
+        (["0 devices"], {"count": 0}),
+        (["capability", "(8, 0)", "(9, 0)"], {"capability": [8, 0]}),
+        (["141.0 GiB", "16.0 GiB", "another device"], {"total_bytes": 141 * GIB}),
+        (["200 MiB", "nvidia-smi"], {"free_bytes": 200 << 20}),
+    ],
+)
+def test_what_torch_sees_must_be_the_device(words: list[str], changes: dict[str, Any]) -> None:
+    reason = problem(SLICE, told(**changes), "0.33.0")
+    assert reason is not None
+    for word in ("MIG-aaaa", *words):
+        assert word in reason
+
+
+@pytest.mark.parametrize(
+    "vllm",
+    [
+        {"name": "NVIDIA A100", "total_bytes": 80 * GIB},
+        {"total_bytes": None, "total_bytes_error": "NVMLError_InvalidArgument: Invalid Argument"},
+        {"name": None},
+        {"capability": [8, 0]},
+    ],
+)
+def test_a_slice_index_taken_for_a_gpu_index_is_named(vllm: dict[str, Any]) -> None:
+    """vLLM 0.33.0: device_id_to_physical_device_id of a MIG UUID is nvmlDeviceGetIndex."""
+    reason = problem(SLICE, told(vllm=vllm), "0.33.0")
+    assert reason is not None
+    for word in ("vLLM 0.33.0", "MIG-aaaa", "slice's index 3", "slice 0 of GPU 0"):
+        assert word in reason
+
+
+def test_little_differences_are_the_driver_s_own() -> None:
+    assert problem(SLICE, told(total_bytes=int(15.6 * GIB)), "0.33.0") is None
+
+
+def test_a_device_of_unknown_memory_and_capability_is_taken_at_cuda_s_word() -> None:
+    unknown = replace(GPU, memory_bytes=0, capability=None)
+    assert problem(unknown, told(), "0.33.0") is None
