@@ -18,7 +18,8 @@ from typing import IO
 from harness import nvml, preflight, safe
 from harness.case import slug
 from harness.device import MIB, Device
-from harness.request import Request
+from harness.preflight import Look
+from harness.request import Place, Request
 
 LOCK_SECONDS = 3600.0
 """How long a run waits for another that holds the device, before it is not usable."""
@@ -32,8 +33,7 @@ SETTLE_SECONDS = 20.0
 Meter = Callable[[str], "int | None"]
 """UUID -> bytes in use on that device; None where it cannot be told."""
 
-Look = Callable[[Request, Mapping[str, str]], "str | None"]
-"""The preflight: why the device is not usable for this engine, None where it is."""
+Preflight = Callable[[Request, Mapping[str, str]], Look]
 
 
 class Guard:
@@ -42,7 +42,7 @@ class Guard:
     def __init__(
         self,
         meter: Meter = nvml.used_memory_bytes,
-        look: Look = preflight.look,
+        look: Preflight = preflight.look,
         locks: Path | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -51,9 +51,10 @@ class Guard:
         self._locks = Path(tempfile.gettempdir()) / "kvmatrix-locks" if locks is None else locks
         self._sleep = sleep
         self._held: dict[str, IO[str]] = {}
-        self._admitted: dict[tuple[str, str], str | None] = {}
+        self._admitted: dict[Place, str | None] = {}
         self._baseline: dict[str, int] = {}
         self._quarantine: dict[str, str] = {}
+        self._unnamed: set[Place] = set()
 
     def refuses(
         self, request: Request, environ: Callable[[Request], Mapping[str, str]]
@@ -70,10 +71,24 @@ class Guard:
             return self._quarantine[device.uuid]
         if request.place not in self._admitted:
             reason = self._lock(device)
-            if reason is None:
-                reason = self._look(request, environ(request))
-            self._admitted[request.place] = reason
+            self._admitted[request.place] = reason or self._looked_at(request, environ(request))
         return self._admitted[request.place]
+
+    def _looked_at(self, request: Request, environ: Mapping[str, str]) -> str | None:
+        """Why the device is not usable for this engine; None where it is."""
+        seen = self._look(request, environ)
+        if seen.misled and seen.uuid:
+            # Where it is the only device to be seen, it need not be named: then vLLM asks for GPU
+            # 0, which is right. That it is the only one, CUDA says: it must be the same device.
+            other = self._look(request, _unnamed(environ))
+            if other.reason is None and other.uuid == seen.uuid:
+                self._unnamed.add(request.place)
+                return None
+        return seen.reason
+
+    def environ(self, request: Request, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """`environ` as the engine of an admitted request gets its device right."""
+        return _unnamed(environ) if request.place in self._unnamed else environ
 
     def before(self, device: Device) -> None:
         """Take the baseline: what is in use on `device` before a cell."""
@@ -134,6 +149,10 @@ class Guard:
             else:
                 self._held[device.uuid] = file
                 return None
+
+
+def _unnamed(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name != "CUDA_VISIBLE_DEVICES"}
 
 
 def _open(path: Path) -> IO[str]:

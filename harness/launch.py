@@ -20,13 +20,11 @@ from harness.child import Child
 from harness.device import Device
 from harness.guard import Guard
 from harness.record import Record
-from harness.request import Ended, Request, end_of, infra, observed
+from harness.request import Ended, Place, Request, end_of, infra, observed
 
 ISOLATIONS = ("fork", "spawn")
 """`fork`: one warm child per engine and device, forked per cell. `spawn`: a fresh interpreter per
 cell."""
-
-Place = tuple[str, str]
 
 
 class Launcher:
@@ -124,7 +122,8 @@ class Launcher:
                 self._drop(output).close()
         self._logs += 1
         log = self._scratch / f"child-{self._logs}.log"
-        child = Child(request, self._environ(request), log, modules)
+        environ = self._guard.environ(request, self._environ(request))
+        child = Child(request, environ, log, modules)
         self._children[child.output] = child
         self._select.register(child.output, selectors.EVENT_READ)
         return child

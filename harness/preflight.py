@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from harness.child import MAIN
@@ -21,8 +22,21 @@ MIN_FREE_BYTES = GIB
 """Less than a CUDA context and the smallest model need."""
 
 
-def look(request: Request, environ: Mapping[str, str]) -> str | None:
+@dataclass(frozen=True)
+class Look:
+    """What a preflight showed."""
+
+    reason: str | None
     """Why the device is not usable for this engine, in one line; None where it is."""
+    uuid: str = ""
+    """Which device CUDA started on, as torch writes it; empty where it did not."""
+    misled: bool = False
+    """True where CUDA has the right device, and vLLM asks NVML for another."""
+
+
+def look(request: Request, environ: Mapping[str, str]) -> Look:
+    """Look at the device of `request` with a process of its own."""
+    device = request.device
     try:
         done = subprocess.run(
             [request.engine.python, str(MAIN), "preflight"],
@@ -34,25 +48,28 @@ def look(request: Request, environ: Mapping[str, str]) -> str | None:
             start_new_session=True,
         )
     except subprocess.TimeoutExpired:
-        return f"{request.device.spec} did not answer a preflight in {SECONDS:.0f} s"
+        return Look(f"{device.spec} did not answer a preflight in {SECONDS:.0f} s")
     except OSError as error:
-        return f"{request.engine.python} cannot be started: {error.strerror}"
+        return Look(f"{request.engine.python} cannot be started: {error.strerror}")
     lines = done.stdout.decode("utf-8", "replace").splitlines()
     try:
         told = json.loads(lines[-1])
     except (IndexError, ValueError):
         told = None
     if done.returncode or not isinstance(told, dict):
-        last = [
-            line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()
-        ]
+        text = done.stderr.decode("utf-8", "replace")
+        last = [line for line in text.splitlines() if line.strip()]
         why = last[-1].strip() if last else f"exit status {done.returncode}"
-        return f"{request.device.spec} is not usable: {why}"
-    return problem(request.device, told, request.engine.version)
+        return Look(f"{device.spec} is not usable: {why}")
+    reason = problem(device, told)
+    if reason is not None:
+        return Look(reason, told["uuid"])
+    reason = vllm_problem(device, told, request.engine.version)
+    return Look(reason, told["uuid"], misled=reason is not None)
 
 
-def problem(device: Device, told: Mapping[str, Any], version: str) -> str | None:
-    """What is wrong with `device` by what the preflight `told`; None where nothing is."""
+def problem(device: Device, told: Mapping[str, Any]) -> str | None:
+    """What is wrong with `device` by what torch `told` of it; None where nothing is."""
     if told["count"] != 1:
         return f"{device.spec}: CUDA shows {told['count']} devices where one was asked for"
     if (capability := tuple(told["capability"])) != (device.capability or capability):
@@ -67,28 +84,30 @@ def problem(device: Device, told: Mapping[str, Any], version: str) -> str | None
             f"{device.spec}: {told['free_bytes'] // MIB} MiB of "
             f"{told['total_bytes'] // MIB} MiB are free; see `nvidia-smi` for who holds the rest"
         )
-    return _vllm_problem(device, told, version)
+    return None
 
 
-def _vllm_problem(device: Device, told: Mapping[str, Any], version: str) -> str | None:
-    """vLLM asks NVML by an index. Where it takes a slice's index within its GPU for that of a GPU
-    (0.33.0), another GPU answers, or none."""
+def vllm_problem(device: Device, told: Mapping[str, Any], version: str) -> str | None:
+    """What is wrong with the answers of vLLM's platform object; None where nothing is.
+
+    vLLM asks NVML by index. Of a slice it never sees more than the GPU that it is part of, and
+    works with that; but where it takes the slice's index within its GPU for the index of a GPU
+    (0.33.0), another GPU answers, or none.
+    """
     vllm = told["vllm"]
     asked = f"vLLM {version} asks NVML for another device than {device.spec}"
     remedy = (
-        f"it takes the slice's index {device.slice_index} for that of a GPU; use slice 0 of GPU 0"
+        f"it takes the slice's index {device.slice_index} for that of a GPU; let this slice be "
+        "the only device that is visible, or use slice 0 of GPU 0"
         if device.kind == "mig"
         else "unset CUDA_VISIBLE_DEVICES, or name the device by its index"
     )
-    for name in ("total_bytes", "name", "capability"):
+    for name in ("uuid", "name", "capability"):
         if vllm.get(name) is None:
             why = vllm.get(f"{name}_error", "no answer")
             return f"{asked}: {why}; {remedy}"
-    if _differ(vllm["total_bytes"], told["total_bytes"]):
-        return (
-            f"{asked}: {vllm['name']} with {_gib(vllm['total_bytes'])} instead of "
-            f"{_gib(told['total_bytes'])}; {remedy}"
-        )
+    if vllm["uuid"] not in (device.uuid, device.alias, device.parent):
+        return f"{asked}: {vllm['name']}, {vllm['uuid']}; {remedy}"
     if list(vllm["capability"]) != list(told["capability"]):
         return f"{asked}: capability {vllm['capability']} instead of {told['capability']}; {remedy}"
     return None

@@ -17,6 +17,10 @@ TAIL_BYTES = 8_000
 """How much of a child's output its record keeps."""
 
 
+Place = tuple[str, str]
+"""What a warm child serves: an engine's Python and a device's SPEC."""
+
+
 @dataclass(frozen=True)
 class Request:
     """A case on a device with an engine."""
@@ -36,8 +40,8 @@ class Request:
         return (self.case.id, self.device.spec, self.engine.python, str(self.model_path))
 
     @property
-    def place(self) -> tuple[str, str]:
-        """What a warm child serves: an engine on a device."""
+    def place(self) -> Place:
+        """The place that it needs."""
         return (self.engine.python, self.device.spec)
 
 

@@ -85,7 +85,8 @@ class FakeNvml:
         return text.encode() if self.as_bytes else text
 
     def nvmlInit(self) -> None:
-        self._raise(self.init_error)
+        if self.init_error is not None:
+            raise NVMLError(self.init_error)
         self.sessions.append("init")
 
     def nvmlShutdown(self) -> None:

@@ -16,16 +16,9 @@ from typing import Any
 import pytest
 
 from tests.chaos.engine import ACTS
+from tests.chaos.planted import plant
 
 ROOT = Path(__file__).resolve().parent.parent
-ENGINE = ROOT / "tests" / "chaos" / "engine.py"
-
-WRAPPER = """#!/bin/sh
-case "$1" in
--I) echo '["0.29.0", "{folder}/vllm/__init__.py"]' ;;
-*) shift; exec {python} {engine} "$@" ;;
-esac
-"""
 
 DSV4 = tuple(f"dsv4-default-{name}" for name in ACTS)
 
@@ -43,13 +36,7 @@ BY_VERDICT = {
 def planted(tmp_path: Path) -> Iterator[Path]:
     """The interpreter of a planted engine. What it started is told by its home, which lies in the
     cache of this test alone: none of it may be left."""
-    python = tmp_path / "python"
-    text = WRAPPER.format(folder=tmp_path, python=sys.executable, engine=ENGINE)
-    python.write_text(text)
-    python.chmod(0o755)
-    (tmp_path / "vllm").mkdir()
-    (tmp_path / "vllm" / "__init__.py").touch()
-    yield python
+    yield plant(tmp_path)
     assert [] == left(tmp_path)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from harness.case import Case
 from harness.device import GIB, MIB, Device
 from harness.facts import EngineFacts
 from harness.guard import Guard
+from harness.preflight import Look
 from harness.request import Request
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
@@ -54,8 +55,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Guard
     def make(*used: int | None, looks: list[str | None] | None = None) -> Guard:
         answers = [None] if looks is None else looks
 
-        def look(request: Request, environ: object) -> str | None:
-            return answers.pop(0)
+        def look(request: Request, environ: object) -> Look:
+            return Look(answers.pop(0))
 
         return Guard(Memory(*used), look, tmp_path / "locks", lambda seconds: None)
 
@@ -119,7 +120,7 @@ def test_a_lock_keeps_a_second_run_off_and_is_given_back(
 
 def test_a_folder_of_locks_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "locks").touch()
-    kept = Guard(Memory(0), lambda r, e: None, tmp_path / "locks")
+    kept = Guard(Memory(0), lambda r, e: Look(None), tmp_path / "locks")
     reason = kept.refuses(request(), lambda r: {})
     assert reason is not None
     assert str(tmp_path) in reason
@@ -132,3 +133,29 @@ def test_virtual_and_cpu_devices_need_no_guard(made: Callable[..., Guard], spec:
         kept.before(on)
         assert kept.refuses(request(on), lambda r: {}) is None
         assert kept.after(on, "x") is None
+
+
+MISLED = Look("vLLM asks for another", "7f", misled=True)
+
+
+@pytest.mark.parametrize(
+    ("usable", "unnamed"),
+    [
+        (True, Look(None, "7f")),
+        (False, Look(None, "another slice")),
+        (False, Look("no device")),
+    ],
+)
+def test_a_device_that_is_alone_need_not_be_named(
+    tmp_path: Path, usable: bool, unnamed: Look
+) -> None:
+    """vLLM 0.33.0 takes a slice's index for that of a GPU, but only where the slice is named."""
+    named = {"CUDA_VISIBLE_DEVICES": UUID, "PATH": "/bin"}
+
+    def look(request: Request, environ: Mapping[str, str]) -> Look:
+        return MISLED if "CUDA_VISIBLE_DEVICES" in environ else unnamed
+
+    kept = Guard(Memory(0), look, tmp_path / "locks")
+    reason = kept.refuses(request(), lambda r: named)
+    assert (None if usable else MISLED.reason) == reason
+    assert ({"PATH": "/bin"} if usable else named) == kept.environ(request(), named)

@@ -17,6 +17,7 @@ from harness.device import GIB, MIB
 from harness.facts import EngineFacts
 from harness.guard import Guard
 from harness.launch import Launcher
+from harness.preflight import Look
 from harness.record import Record
 from harness.request import Request
 from tests.test_guard import H200
@@ -155,7 +156,7 @@ def test_memory_held_after_a_cell_is_charged_to_it_and_the_device_quarantined(
 ) -> None:
     monkeypatch.setattr(guard, "SETTLE_SECONDS", 0.0)
     used = [10 * MIB, 2 * GIB]
-    guardian = Guard(lambda uuid: used.pop(0), lambda r, e: None, tmp_path / "locks")
+    guardian = Guard(lambda uuid: used.pop(0), lambda r, e: Look(None), tmp_path / "locks")
     launcher = Launcher(
         lambda device: 1, lambda r: os.environ, lambda r: tmp_path / "modules", guard=guardian
     )

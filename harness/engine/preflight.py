@@ -35,7 +35,6 @@ def look() -> dict[str, Any]:
     # What cannot be asked is told as None: the parent decides what that means.
     asks: dict[str, Callable[[], Any]] = {
         "name": lambda: current_platform.get_device_name(0),
-        "total_bytes": lambda: int(current_platform.get_device_total_memory(0)),
         "uuid": lambda: current_platform.get_device_uuid(0),
         "capability": lambda: list(current_platform.get_device_capability(0)[:2]),
     }

@@ -1,7 +1,9 @@
 """A planted engine: the real server and keeper, with cells that go wrong in place of vLLM's.
 
-Run as an engine's interpreter would be (`planted` in tests/test_chaos.py writes the wrapper): the
-kv_cache_dtype of a cell names what it does.
+Run as an engine's interpreter would be (`tests/chaos/planted.py` writes the wrapper): the
+kv_cache_dtype of a cell names what it does; any other name is `fine`. Planning, facts and preflight
+answer as the wrapper's variables say: CHAOS_PLATFORM, CHAOS_DTYPES, CHAOS_WEIGHTS (bytes),
+CHAOS_LOSES (the reduced model has another page), CHAOS_MISLED (slices above 0 are other devices).
 """
 
 from __future__ import annotations
@@ -52,6 +54,48 @@ def record(request: dict[str, Any], name: str | None = None) -> Record:
 
 def fine(request: dict[str, Any]) -> None:
     write_record(record(request), Path(request["record"]))
+
+
+def plan(request: dict[str, Any]) -> None:
+    """What the proof of a reduction asks for."""
+    from dataclasses import replace
+
+    from harness.record import KVCache, Memory
+
+    config = json.loads((Path(request["model_path"]) / "config.json").read_text())
+    lost = bool(os.environ.get("CHAOS_LOSES")) and config["num_hidden_layers"] < 30
+    page = 1024 if lost else 65536
+    kv = KVCache("FullAttentionSpec", "attn", config["num_hidden_layers"], 16, page, page, "uint8")
+    weights = int(os.environ.get("CHAOS_WEIGHTS", "1000"))
+    found = replace(
+        record(request),
+        stage=request["depth"],
+        error=None,
+        kv=(kv,),
+        kv_bytes_per_token=100,
+        memory=Memory(10**12, weights, 10**9, True),
+    )
+    write_record(found, Path(request["record"]))
+
+
+def preflight() -> dict[str, Any]:
+    device = device_of_environment()
+    misled = bool(os.environ.get("CHAOS_MISLED")) and bool(device.slice_index)
+    capability = list(device.capability or (0, 0))
+    return {
+        "count": 1,
+        "free_bytes": device.memory_bytes,
+        "total_bytes": device.memory_bytes,
+        "name": device.name,
+        "capability": capability,
+        "sm_count": device.sm_count,
+        "uuid": "",
+        "vllm": {
+            "name": "NVIDIA H200",
+            "capability": capability,
+            "uuid": "GPU-another" if misled else device.parent or device.uuid,
+        },
+    }
 
 
 def segfault(request: dict[str, Any]) -> None:
@@ -146,20 +190,24 @@ ACTS = {
 def main(arguments: list[str]) -> int:
     replies = os.dup(1)
     os.dup2(2, 1)
+    if arguments == ["preflight"]:
+        os.write(replies, json.dumps(preflight()).encode() + b"\n")
+        return 0
     if arguments == ["facts"]:
+        cpu = os.environ.get("CHAOS_PLATFORM") == "cpu"
         facts = {
             "python": "",
             "python_version": "3.11.0",
             "version": VERSION,
             "commit": None,
             "torch": "2.0",
-            "cuda": "13.0",
+            "cuda": None if cpu else "13.0",
             "flashinfer": None,
             "transformers": None,
-            "kv_cache_dtypes": list(ACTS),
+            "kv_cache_dtypes": os.environ.get("CHAOS_DTYPES", " ".join(ACTS)).split(),
             "backends": [],
             "model_backends": {},
-            "platform": "cuda",
+            "platform": "cpu" if cpu else "cuda",
             "cpu_backends": [],
         }
         os.write(replies, json.dumps(facts).encode() + b"\n")
@@ -171,6 +219,9 @@ def main(arguments: list[str]) -> int:
         if warm and request["kv_cache_dtype"] == "stuck":
             time.sleep(600)
         tell("model")
+        if os.environ.get("CHAOS_DTYPES") and request["depth"] == "allocate":
+            plan(request)
+            return
         ACTS.get(request["kv_cache_dtype"], fine)(request)
 
     server = Server(body, replies, warm=warm)
