@@ -18,8 +18,9 @@ SECONDS = 180.0
 TOLERANCE = 0.05
 """Share by which two counts of one device's memory may differ: what the driver reserves."""
 
-MIN_FREE_BYTES = GIB
-"""Less than a CUDA context and the smallest model need."""
+MIN_FREE = 0.9
+"""Share of the memory that must be free: with less, vLLM refuses to start with its default
+`gpu_memory_utilization`, and that would be no fault of its own."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,10 @@ def problem(device: Device, told: Mapping[str, Any]) -> str | None:
             f"{device.spec}: CUDA counts {_gib(told['total_bytes'])}, "
             f"NVML {_gib(device.memory_bytes)}: another device answers"
         )
-    if told["free_bytes"] < MIN_FREE_BYTES:
+    if told["free_bytes"] < MIN_FREE * told["total_bytes"]:
         return (
-            f"{device.spec}: {told['free_bytes'] // MIB} MiB of "
-            f"{told['total_bytes'] // MIB} MiB are free; see `nvidia-smi` for who holds the rest"
+            f"{device.spec}: {told['free_bytes'] // MIB} MiB of {told['total_bytes'] // MIB} MiB "
+            f"are free, and vLLM wants {MIN_FREE:.0%}; see `nvidia-smi` for who holds the rest"
         )
     return None
 

@@ -122,10 +122,16 @@ def planning_device(device: Device) -> Device:
 class Reductions:
     """Reduced models and their proofs, kept in `cache` between runs."""
 
-    def __init__(self, cache: Path, ask: Callable[[Request], Record]) -> None:
-        """`ask` plans a request, and gives its record."""
+    def __init__(
+        self,
+        cache: Path,
+        ask: Callable[[Request], Record],
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`ask` plans a request, and gives its record; `say` tells people what takes long."""
         self._cache = cache
         self._ask = ask
+        self._say = say
         self._proofs: dict[tuple[str, str, str], Proof] = {}
 
     def proof(self, model: Model, engine: EngineFacts, device: Device) -> Proof:
@@ -157,6 +163,10 @@ class Reductions:
         return found
 
     def _make(self, model: Model, engine: EngineFacts, device: Device) -> Proof:
+        self._say(
+            f"planning {model.key} at full size and reduced with vLLM {engine.version}, to prove "
+            "that no KV kind is lost (once)"
+        )
         place = planning_device(device)
         small = reduced_folder(self._cache, model)
         problems: list[str] = []

@@ -57,7 +57,7 @@ def test_a_device_that_all_agree_on_is_usable(device: Device) -> None:
         (["0 devices"], {"count": 0}),
         (["capability", "(8, 0)", "(9, 0)"], {"capability": [8, 0]}),
         (["141.0 GiB", "16.0 GiB", "another device"], {"total_bytes": 141 * GIB}),
-        (["200 MiB", "nvidia-smi"], {"free_bytes": 200 << 20}),
+        (["14000 MiB of 16384 MiB", "90%", "nvidia-smi"], {"free_bytes": 14_000 << 20}),
     ],
 )
 def test_what_torch_sees_must_be_the_device(words: list[str], changes: dict[str, Any]) -> None:

@@ -1,0 +1,231 @@
+"""The board: gathers the outcomes of a run, shows its progress, writes and prints the matrix.
+
+Under pytest-xdist it stands in the controller alone; records come to it as text in reports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness import durations, matrix, output, safe
+from harness.errors import EXIT_INFRA, InfraError
+from harness.matrix import Outcome
+from harness.plan import Cell
+from harness.progress import Progress, line
+from harness.record import loads
+from harness.session import Run
+from harness.terminal import render
+
+SECONDS_BETWEEN_LINES = 15.0
+"""How often progress is printed where it cannot be rewritten in place (a CI log)."""
+
+
+def cell_of(item: pytest.Item) -> Cell | None:
+    """The cell that a test stands for; None for any other test."""
+    callspec = getattr(item, "callspec", None)
+    cell = callspec.params.get("cell") if callspec is not None else None
+    return cell if isinstance(cell, Cell) else None
+
+
+class Board:
+    """The plugin object of one run."""
+
+    def __init__(self, config: pytest.Config, run: Run) -> None:
+        self._config = config
+        self._run = run
+        self._cells = {cell.id: cell for cell in run.cells}
+        self._planned: dict[str, Cell] = {}
+        self._outcomes: dict[str, Outcome] = {}
+        self._records: output.Records | None = None
+        self._seconds: dict[durations.Key, float] = {}
+        self._trouble: str | None = None
+        self._began = time.time()
+        self._progress: Progress | None = None
+        self._printed = 0.0
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._plan([cell.id for item in session.items if (cell := cell_of(item)) is not None])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
+        if not self._planned:
+            self._plan([name for nodeid in ids if (name := _id(nodeid)) in self._cells])
+
+    def _plan(self, ids: list[str]) -> None:
+        self._planned = {name: self._cells[name] for name in ids}
+        if self._planned and not self._config.option.collectonly:
+            self._keep(self._open)
+            self._progress = Progress.start(len(self._planned), time.monotonic())
+            terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+            if terminal is not None and self._config.option.verbose == 0:
+                # The progress line stands where pytest would name the file.
+                terminal.showfspath = False
+                versions = ", ".join(engine.version for engine in self._run.engines)
+                terminal.write_line(f"warming up: vLLM {versions} is imported once (10-40 s)")
+                for text in self._idle():
+                    terminal.write_line(text)
+
+    def _idle(self) -> list[str]:
+        """What is to be said of devices that one process leaves idle."""
+        if getattr(self._config.option, "tx", None):
+            return []
+        return [
+            f"{len(pool.members)} devices are {pool.device.name}: one is used, -n auto uses all"
+            for pool in self._run.options.pools
+            if len(pool.members) > 1
+        ]
+
+    def _open(self) -> None:
+        self._records = output.Records(self._run.options.out)
+
+    def _keep(self, write: Callable[[], None]) -> None:
+        """Write, but let a full disk cost the file alone: the run goes on, and says so."""
+        try:
+            write()
+        except InfraError as error:
+            self._trouble = str(error)
+            self._records = None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        cell = self._planned.get(_id(report.nodeid))
+        if cell is None:
+            return
+        if (reason := getattr(report, "kvmatrix_skipped", None)) is not None:
+            self._add(self._run.skipped(cell, reason), report)
+        if (text := getattr(report, "kvmatrix_record", None)) is not None:
+            record = loads(text)
+            self._add(self._run.judge(cell, record), report)
+            self._seconds |= durations.measured(cell, record)
+            records = self._records
+            if records is not None:
+                self._keep(lambda: records.add(record))
+
+    def _add(self, outcome: Outcome, report: pytest.TestReport) -> None:
+        outcome = replace(outcome, needs_bytes=getattr(report, "kvmatrix_needs", None))
+        self._outcomes[outcome.cell.id] = outcome
+        self._show(outcome)
+
+    def _show(self, outcome: Outcome) -> None:
+        if self._progress is None:
+            return
+        self._progress = self._progress.after(
+            "known" if outcome.judgement.known else outcome.judgement.verdict,
+            outcome.record.seconds.get("total", 0.0) if outcome.record else 0.0,
+            outcome.cell.id,
+        )
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is None or self._config.option.verbose != 0:
+            return
+        now = time.monotonic()
+        in_place = terminal.isatty
+        if not in_place and now - self._printed < SECONDS_BETWEEN_LINES and self._left():
+            return
+        self._printed = now
+        text = line(self._progress, now, terminal._tw.fullwidth - 1, unicode=_unicode())
+        if in_place:
+            terminal.rewrite(text, erase=True)
+        else:
+            terminal.write_line(text)
+
+    def _left(self) -> int:
+        return len(self._planned) - len(self._outcomes)
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, Any] | None:
+        if _id(report.nodeid) not in self._planned or self._config.option.verbose != 0:
+            return None
+        # The progress line stands where pytest's letters would.
+        if report.when in ("setup", "teardown"):
+            return ("", "", "") if report.passed else None
+        if hasattr(report, "wasxfail"):
+            return "xfailed", "", "known"
+        return report.outcome, "", report.outcome.upper()
+
+    def outcomes(self) -> list[Outcome]:
+        """One outcome per planned cell, in the order of the plan."""
+        return [
+            self._outcomes.get(name) or self._run.notrun(cell)
+            for name, cell in self._planned.items()
+        ]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if self._config.option.collectonly or not self._planned:
+            return
+        if self._records is not None:
+            self._records.close()
+        outcomes = self.outcomes()
+        about = {
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began)),
+            "seconds": round(time.time() - self._began, 1),
+            "depth": {d.spec: self._run.options.depth_on(d) for d in self._run.options.devices},
+            "counts": matrix.counts(outcome.judgement for outcome in outcomes),
+        }
+        data = matrix.to_json(about, self._run.engines, self._run.options.devices, outcomes)
+        text = json.dumps(data, indent=1) + "\n"
+        self._keep(lambda: output.write_whole(self._run.options.out / "matrix.json", text))
+        with contextlib.suppress(InfraError):  # without them the next run is merely slower
+            durations.save(self._run.cache, self._seconds)
+        status = _exit_status(int(exitstatus), outcomes)
+        session.exitstatus = (
+            EXIT_INFRA if self._trouble and status == pytest.ExitCode.OK else status
+        )
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self._config.option.collectonly or not self._planned:
+            return
+        writer = terminalreporter._tw
+        terminalreporter.ensure_newline()
+        terminalreporter.write_line("")
+        text = render(
+            [matrix.view(outcome) for outcome in self.outcomes()],
+            width=writer.fullwidth,
+            color=writer.hasmarkup,
+            unicode=_unicode(),
+            titles=self._titles(),
+        )
+        for row in text.splitlines():
+            writer.line(row)
+        if self._trouble:
+            writer.line(f"kvmatrix: {safe.printable(self._trouble)}", red=True)
+        else:
+            writer.line(f"matrix.json and records.jsonl are in {self._run.options.out}")
+
+    def _titles(self) -> dict[tuple[str, str], str]:
+        titles = {}
+        for engine in self._run.engines:
+            for device in self._run.options.devices:
+                parts = [device.kind] if device.real else ["virtual"]
+                if device.capability is not None:
+                    parts.insert(0, "SM{}{}".format(*device.capability))
+                if device.real:
+                    parts.insert(0, device.name)
+                titles[engine.version, device.spec] = ", ".join(parts)
+        return titles
+
+
+def _unicode() -> bool:
+    """True where the terminal takes more than ASCII."""
+    return (sys.stdout.encoding or "").lower().startswith("utf")
+
+
+def _id(nodeid: str) -> str:
+    """The cell's id in a node id; an xdist group may follow it."""
+    return nodeid.rpartition("[")[2].partition("]")[0]
+
+
+def _exit_status(status: int, outcomes: list[Outcome]) -> int:
+    """pytest's exit status, or the one that the outcomes ask for."""
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        return status
+    failing = {o.judgement.verdict for o in outcomes if not o.judgement.passes} - {"skipped"}
+    if failing == {"infra"}:
+        return EXIT_INFRA
+    return int(pytest.ExitCode.TESTS_FAILED) if failing else status
