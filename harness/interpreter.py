@@ -41,7 +41,9 @@ _URL = re.compile(r"\s*\(?\bhttps?://\S+")
 _ASK = """
 import importlib.metadata as m, importlib.util as u, json, sys
 spec = u.find_spec("vllm")
-versions = [d.version for name in sys.argv[1:] for d in m.distributions(name=name)]
+found = [d for name in sys.argv[1:] for d in m.distributions(name=name)]
+beside = [d for d in found if spec and str(d.locate_file("vllm/__init__.py")) == spec.origin]
+versions = [d.version for d in beside + found]
 print(json.dumps([versions[0] if versions else "", spec and spec.origin]))
 """
 
@@ -112,10 +114,14 @@ def _find_here() -> Found | None:
     if spec is None or spec.origin is None:
         return None
     package = Path(spec.origin).parent
-    for name in DISTRIBUTIONS:
-        for distribution in importlib.metadata.distributions(name=name):
-            site = Path(str(distribution.locate_file("")))
-            return _found(distribution.version, package, next(site.glob(_dist_info(name)), None))
+    found = [
+        (distribution.version, Path(str(distribution.locate_file(""))), name)
+        for name in DISTRIBUTIONS
+        for distribution in importlib.metadata.distributions(name=name)
+    ]
+    # Two builds may be installed, the one in front of the other; an editable one lies elsewhere.
+    for version, site, name in sorted(found, key=lambda one: one[1] != package.parent):
+        return _found(version, package, next(site.glob(_dist_info(name)), None))
     return _found("", package, None)
 
 
