@@ -177,7 +177,8 @@ def _distributes(config: pytest.Config) -> bool:
 def _say(config: pytest.Config, text: str) -> None:
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None:
-        terminal.ensure_newline()
+        if terminal.isatty:
+            terminal.rewrite("", erase=True)  # pytest's "collecting ..." stands there
         terminal.write_line(safe.printable(text))
 
 
