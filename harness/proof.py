@@ -20,9 +20,10 @@ from harness.case import Case
 from harness.device import GIB, KIB, SHARED_MEMORY, Device
 from harness.errors import InfraError, UsageError
 from harness.facts import EngineFacts
+from harness.kinds import differences
 from harness.plan import Model
 from harness.record import Record
-from harness.reduce import Reduced, differences, reduce
+from harness.reduce import Reduced, reduce
 from harness.request import Request
 
 ENGINE = Path(__file__).resolve().parent / "engine"

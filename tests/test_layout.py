@@ -1,4 +1,4 @@
-"""The layout oracle against numbers worked out by hand, and against wrong records."""
+"""The layout oracle on DeepSeek-V4: numbers worked out by hand, and wrong records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import UsageError
-from harness.layout import UnknownLayout, compare, expected_pages, layout_of
+from harness.layout import NoLayout, UnknownLayout, compare, expected_pages, layout_of
 from harness.record import KVCache, Resolved
 
 SM90, SM100 = (9, 0), (10, 0)
@@ -134,7 +134,7 @@ def test_arithmetic_can_be_read() -> None:
     ],
 )
 def test_layout_of_name_and_storage(layout: str, name: str, storage: str) -> None:
-    assert layout == layout_of(name, storage)
+    assert layout == layout_of(FLASH, name, storage, SM90)
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,8 @@ def test_layout_of_name_and_storage(layout: str, name: str, storage: str) -> Non
     [("auto", "uint8"), ("fp8", "bfloat16"), ("fp8_e5m2", "float8_e4m3fn"), (None, None)],
 )
 def test_a_name_that_does_not_say_what_is_stored(name: str | None, storage: str | None) -> None:
-    with pytest.raises(UnknownLayout, match=f"kv_cache_dtype {name} stored as {storage}"):
-        layout_of(name, storage)
+    with pytest.raises(NoLayout, match=f"kv_cache_dtype {name} stored as {storage}"):
+        layout_of(FLASH, name, storage, SM90)
     [line] = compare(FLASH, FLASH_KV, Resolved(name, storage), SM90)
     assert f"kv_cache_dtype {name} stored as {storage} is no layout" in line
 
@@ -169,9 +169,18 @@ def test_no_opinion_on_a_geometry_without_a_definition(change: dict[str, Any]) -
         expected_pages(FLASH | change, "packed", SM90)
 
 
-def test_no_opinion_on_a_cpu_or_on_another_layout() -> None:
-    with pytest.raises(UnknownLayout, match="CPU"):
-        expected_pages(FLASH, "packed", None)
+def test_a_cpu_stores_the_packed_format_byte_for_byte() -> None:
+    assert expected_pages(FLASH, "packed", SM90) == expected_pages(FLASH, "packed", None)
+    assert [] == compare(FLASH, FLASH_KV, PACKED, None)
+
+
+@pytest.mark.parametrize("layout", ["plain_fp8", "plain_bf16"])
+def test_no_opinion_on_plain_rows_of_a_cpu(layout: str) -> None:
+    with pytest.raises(UnknownLayout, match=f"{layout} cache of a CPU"):
+        expected_pages(FLASH, layout, None)
+
+
+def test_no_opinion_on_another_layout() -> None:
     with pytest.raises(UnknownLayout, match="plain_fp8"):
         expected_pages(FLASH, "plain_fp4", SM90)
 
@@ -245,15 +254,25 @@ def test_a_wrong_tensor_is_reported(at: int) -> None:
     *front, tail = right.shape
     wrong = replace(right, shape=(*front, tail + 1), tensor_dtype="float16")
     kv = [*FLASH_KV[:at], wrong, *FLASH_KV[at + 1 :]]
-    last, element = compare(FLASH, kv, PACKED, SM90)
+    last, element, size = compare(FLASH, kv, PACKED, SM90)
+    states = right.block_size // right.compress_ratio
+    assert f"bytes of a block of the tensor {states * (tail + 1) * 2}, must be" in size
     assert f"last dimension of the tensor {tail + 1}, must be {tail}" in last
     assert f"element type of the tensor float16, must be {right.tensor_dtype}" in element
 
 
+def test_a_tensor_with_half_the_rows_is_reported() -> None:
+    swa, *rest = FLASH_KV
+    half = replace(swa, shape=(-1, 1, 32, LATENT))
+    [line] = compare(FLASH, [half, *rest], PACKED, SM90)
+    assert f"bytes of a block of the tensor {32 * 584}, must be {64 * 584}" in line
+
+
 def test_a_tensor_without_dimensions_is_reported() -> None:
     swa, *rest = FLASH_KV
-    [line] = compare(FLASH, [replace(swa, shape=()), *rest], PACKED, SM90)
-    assert "last dimension of the tensor None, must be 584" in line
+    last, size = compare(FLASH, [replace(swa, shape=()), *rest], PACKED, SM90)
+    assert "last dimension of the tensor None, must be 584" in last
+    assert "bytes of a block of the tensor None, must be 37376" in size
 
 
 @pytest.mark.parametrize("at", range(len(FLASH_KV)))

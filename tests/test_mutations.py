@@ -14,6 +14,7 @@ import pytest
 from cases.dsv4 import EXPLICIT
 from harness import layout, plan
 from harness.expect import Expectation, find
+from harness.layouts import deepseek_v4
 from harness.record import Record, loads
 from harness.verdict import judge
 
@@ -45,8 +46,9 @@ def test_an_oracle_one_off_makes_the_cell_fail(
 ) -> None:
     """Without the explicit case, so that the oracle alone is heard."""
     assert "ok" == judge(record, Expectation(), oracle).verdict
-    before = getattr(layout, name)
-    monkeypatch.setattr(layout, name, before // 2 if "SCALE" in name and before > 8 else before + 1)
+    before = getattr(deepseek_v4, name)
+    wrong = before // 2 if "SCALE" in name and before > 8 else before + 1
+    monkeypatch.setattr(deepseek_v4, name, wrong)
     assert "mismatch" == judge(record, Expectation(), oracle).verdict
 
 

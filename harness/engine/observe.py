@@ -42,9 +42,18 @@ def failing_layer(error: BaseException) -> Any:
     found = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         layer = frame.f_locals.get("self")
-        if callable(getattr(layer, "get_attn_backend", None)):
+        if callable(getattr(layer, "get_attn_backend", None)) and _has_backend(layer):
             found = layer
     return found
+
+
+def _has_backend(layer: Any) -> bool:
+    """False for a layer that failed before its backend was set."""
+    try:
+        layer.get_attn_backend()
+    except AttributeError:
+        return False
+    return True
 
 
 def recover(seen: Observed, error: BaseException) -> None:
@@ -197,10 +206,13 @@ def declared(seen: Observed, case: Case) -> tuple[Declared, ...]:
         return ()
     asked = {} if case.backend == DEFAULT else _asked(case.backend)
     main = _main_layers(seen) if seen.built else []
+    own: dict[str, bool] = {}
     for layer in [*main, seen.failing_layer]:
         if hasattr(layer, "get_attn_backend"):
             backend = layer.get_attn_backend()
-            asked.setdefault(str(backend.get_name()), backend)
+            name = str(backend.get_name())
+            asked.setdefault(name, backend)
+            own[name] = own.get(name, True) and _skipped(seen, layer)
     from vllm.config import set_current_vllm_config
 
     out = []
@@ -208,7 +220,10 @@ def declared(seen: Observed, case: Case) -> tuple[Declared, ...]:
         try:
             # A contract may read the config that is being built.
             with set_current_vllm_config(seen.vllm_config):
-                reasons = compat.declared_reasons(backend, _request(seen, case, main))
+                request = _request(seen, case, main)
+                if own.get(name, False):
+                    request["kv_cache_dtype"] = "auto"
+                reasons = compat.declared_reasons(backend, request)
         except Exception:
             # A contract that cannot be asked says nothing, neither for nor against.
             traceback.print_exc()
@@ -216,6 +231,13 @@ def declared(seen: Observed, case: Case) -> tuple[Declared, ...]:
         dtypes = getattr(backend, "supported_kv_cache_dtypes", ())
         out.append(Declared(name, tuple(reasons), tuple(str(d) for d in dtypes)))
     return tuple(out)
+
+
+def _skipped(seen: Observed, layer: Any) -> bool:
+    """True for a layer that vLLM keeps in the model's own dtype, whatever was asked."""
+    skip = getattr(seen.vllm_config.cache_config, "kv_cache_dtype_skip_layers", ())
+    numbers = re.findall(r"(?<=layers\.)\d+", str(getattr(layer, "layer_name", "")))
+    return bool(numbers) and numbers[-1] in skip
 
 
 def _asked(backend: str) -> dict[str, Any]:
