@@ -242,6 +242,9 @@ def outcome(request: pytest.FixtureRequest, cell: Cell) -> Outcome:
     if wanted is not None:
         result = replace(result, needs_bytes=wanted.total)
     request.node.stash[OUTCOME] = result
+    if result.judgement.verdict == "infra":
+        # In a fixture, so that pytest counts it as an error and not as a failure of the cell.
+        pytest.fail(safe.printable(result.judgement.reason), pytrace=False)
     return result
 
 
@@ -266,8 +269,6 @@ def finish(outcome: Outcome) -> None:
     judgement = outcome.judgement
     if judgement.verdict == "skipped":
         pytest.skip(judgement.reason)
-    if judgement.verdict == "infra":
-        raise InfraError(judgement.reason)
     text = f"{judgement.verdict}: {judgement.reason}"
     if judgement.stale:
         pytest.fail(safe.printable(judgement.stale), pytrace=False)

@@ -106,6 +106,7 @@ def test_a_slice_that_vllm_takes_for_another_device_is_infra(tmp_path: Path) -> 
     done = run(tmp_path, "--device", SLICES[2], CHAOS_MISLED="1")
     assert 75 == done.code, done.out + done.err
     assert {"infra"} == {cell["verdict"] for cell in done.cells.values()}
+    assert "8 errors" in done.out
     for cell in done.cells.values():
         assert SLICES[2] in cell["reason"]
         assert "slice's index" in cell["reason"]
