@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.engine.processes import adopt_orphans, die_with_parent, kill_group, sweep
+from harness.engine.processes import adopt_orphans, die_with_parent, sweep
 
 FORK_SECONDS = 10.0
 """A forked cell tells of its first stage before this has passed; else it hangs on a lock that some
@@ -209,7 +209,11 @@ class _Watch:
         if self.verdict is None:
             self.verdict = "stuck" if self._warm and self.stage is None else "timeout"
         number, seconds = self._steps.pop(0)
-        kill_group(self._pid, number)
+        try:
+            os.killpg(self._pid, number)
+        except ProcessLookupError:
+            # One that hangs in the fork itself has no group of its own yet.
+            os.kill(self._pid, number)
         self._deadline = now + seconds
 
     def _read(self) -> bool:

@@ -88,9 +88,3 @@ def sweep(spared: Collection[int] = ()) -> int:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
     return len(seen)
-
-
-def kill_group(group: int, number: int) -> None:
-    """Send a signal to a process group, if it is still there."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)
