@@ -42,6 +42,8 @@ class Child:
         self.ready = False
         self.retried = False
         self.in_flight: dict[str, Request] = {}
+        """What it has been sent and has not told the end of, by the name that replies use."""
+        self._sent = 0
         self.deadline = time.monotonic() + START_SECONDS
         command = ["once"] if modules is None else ["serve", str(request.model_path), str(modules)]
         with open(log, "wb") as stderr:
@@ -64,9 +66,12 @@ class Child:
 
     def submit(self, request: Request, record: Path, log: Path) -> None:
         """Send one request; its record and its log go to these files."""
+        # Two requests of one case may be under way, for the full and for the reduced model.
+        self._sent += 1
+        name = str(self._sent)
         message = {
             "run": {
-                "id": request.case.id,
+                "id": name,
                 "model": request.case.model,
                 "backend": request.case.backend,
                 "kv_cache_dtype": request.case.kv_cache_dtype,
@@ -77,7 +82,7 @@ class Child:
                 "log": str(log),
             }
         }
-        self.in_flight[request.case.id] = request
+        self.in_flight[name] = request
         # Where the cell itself imports vLLM, that comes before what it may take.
         self.touch(request.timeout + (0.0 if self.warm else START_SECONDS))
         with contextlib.suppress(BrokenPipeError):  # its end shows on its output

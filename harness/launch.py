@@ -50,7 +50,7 @@ class Launcher:
         self._children: dict[int, Child] = {}
         self._dead: dict[Place, tuple[Ended, Path]] = {}
         self._cannot_fork: set[Place] = set()
-        self._done: dict[tuple[str, str, str, str], Record] = {}
+        self._done: dict[tuple[str, ...], Record] = {}
         self._select = selectors.DefaultSelector()
 
     def plan(self, requests: Iterable[Request]) -> None:
@@ -80,12 +80,11 @@ class Launcher:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _running(self, request: Request) -> bool:
-        return any(
-            child.in_flight.get(request.case.id) == request for child in self._children.values()
-        )
+        return any(request in child.in_flight.values() for child in self._children.values())
 
     def _files(self, request: Request) -> tuple[Path, Path]:
-        name = "-".join((request.case.id, request.device.id, request.engine.version))
+        parts = (request.case.id, request.device.id, request.engine.version, request.depth)
+        name = "-".join((*parts, request.model_path.name))
         return self._scratch / f"{name}.json", self._scratch / f"{name}.log"
 
     def _fill(self, wanted: Request) -> None:

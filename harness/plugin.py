@@ -210,6 +210,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     run, reductions = config.stash[RUN], config.stash[REDUCTIONS]
     cells = [cell for item in items if (cell := cell_of(item)) is not None]
     try:
+        # Planned side by side, as far as there is room.
+        launcher = config.stash[LAUNCHER]
+        launcher.plan(reductions.requests(cell for cell in cells if cell.device.real))
         for cell in cells:
             run.need(cell, reductions)
     except UsageError as error:

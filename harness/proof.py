@@ -1,36 +1,32 @@
 """The proof of a reduction: the reduced model has every KV kind that the full one has.
 
 Both are planned by the engine itself, at full depth and without weights: on a virtual device of
-the real one's capability, or by the CPU build on its own CPU. Done once for an engine, a device
-and a model, and kept in the cache.
+the real one's capability, or by the CPU build on its own CPU. Done once for an engine, a device,
+a model and a kv_cache_dtype, and kept in the cache.
 """
 
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from harness import output
-from harness.case import Case
+from harness.case import DEFAULT, Case
 from harness.device import GIB, KIB, SHARED_MEMORY, Device
 from harness.errors import InfraError, UsageError
-from harness.facts import EngineFacts
 from harness.kinds import differences
-from harness.plan import Model
+from harness.plan import Cell, Model
 from harness.record import Record
 from harness.reduce import Reduced, reduce
 from harness.request import Request
 
 ENGINE = Path(__file__).resolve().parent / "engine"
-
-DTYPES = ("unset", "fp8")
-"""What the proof plans with: the default must keep its kinds, and so must a cache of bytes, which
-is planned where a release refuses the default. Kinds do not depend on other dtypes."""
 
 DEPTH = "allocate"
 SECONDS = 300.0
@@ -133,59 +129,70 @@ class Reductions:
         self._cache = cache
         self._ask = ask
         self._say = say
-        self._proofs: dict[tuple[str, str, str], Proof] = {}
+        self._proofs: dict[tuple[str, ...], Proof] = {}
+        self._said: set[tuple[str, str]] = set()
 
-    def proof(self, model: Model, engine: EngineFacts, device: Device) -> Proof:
-        """The proof for a model on a real device, made now if there is none yet."""
-        key = (model.key, engine.python, device.id)
+    def proof(self, cell: Cell) -> Proof:
+        """The proof for a cell on a real device, made now if there is none yet. It is that of the
+        cell's kv_cache_dtype with the backend left to vLLM: kinds come from the model and the dtype
+        (TurboQuant, for one, spares the first and last layers)."""
+        key = (cell.model.key, cell.engine.python, cell.device.id, cell.case.kv_cache_dtype)
         if key not in self._proofs:
-            self._proofs[key] = self._kept(model, engine, device)
+            self._proofs[key] = self._kept(cell)
         return self._proofs[key]
 
-    def _kept(self, model: Model, engine: EngineFacts, device: Device) -> Proof:
-        path = self._cache / "proofs" / f"{_digest(model, engine, device)}.json"
+    def requests(self, cells: Iterable[Cell]) -> list[Request]:
+        """What is going to be planned for those of `cells` that have no proof yet, in order."""
+        wanted: dict[tuple[str, ...], Request] = {}
+        for cell in cells:
+            if not self._path(cell).is_file():
+                wanted |= {request.key: request for request in self._plans(cell)}
+        return list(wanted.values())
+
+    def _path(self, cell: Cell) -> Path:
+        return self._cache / "proofs" / f"{_digest(cell)}.json"
+
+    def _plans(self, cell: Cell) -> tuple[Request, Request]:
+        """The full and the reduced model, to be planned."""
+        case = Case(cell.model.key, DEFAULT, cell.case.kv_cache_dtype)
+        place = planning_device(cell.device)
+        full = Request(case, place, cell.engine, DEPTH, SECONDS, cell.model.path)
+        return full, replace(full, model_path=reduced_folder(self._cache, cell.model))
+
+    def _kept(self, cell: Cell) -> Proof:
+        path = self._path(cell)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Workers of one run need the same proofs at the same time: one makes them.
             with open(path.with_suffix(".lock"), "w", encoding="utf-8") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                with suppress(OSError, ValueError, TypeError):
+                with suppress(OSError, ValueError, TypeError, KeyError):
                     data = json.loads(path.read_text(encoding="utf-8"))
                     return Proof(
                         tuple(map(str, data["problems"])),
                         int(data["weights_bytes"]),
                         int(data["bytes_per_token"]),
                     )
-                found = self._make(model, engine, device)
+                found = self._make(cell)
                 with suppress(InfraError):
-                    output.write_whole(path, json.dumps(found.__dict__) + "\n")
+                    output.write_whole(path, json.dumps(asdict(found)) + "\n")
         except OSError as error:
             raise InfraError(f"cannot write {path}: {error.strerror or error}") from None
         return found
 
-    def _make(self, model: Model, engine: EngineFacts, device: Device) -> Proof:
-        self._say(
-            f"planning {model.key} at full size and reduced with vLLM {engine.version}, to prove "
-            "that no KV kind is lost (once)"
-        )
-        place = planning_device(device)
-        small = reduced_folder(self._cache, model)
-        problems: list[str] = []
-        built: Record | None = None
-        for dtype in DTYPES:
-            case = Case(model.key, "default", dtype)
-            full, reduced = (
-                self._ask(Request(case, place, engine, DEPTH, SECONDS, path))
-                for path in (model.path, small)
+    def _make(self, cell: Cell) -> Proof:
+        if (what := (cell.model.key, cell.engine.version)) not in self._said:
+            self._said.add(what)
+            self._say(
+                f"planning {cell.model.key} at full size and reduced with vLLM "
+                f"{cell.engine.version}, to prove that no KV kind is lost (once)"
             )
-            problems += [f"{case.id}: {line}" for line in differences(full, reduced)]
-            if reduced.memory is not None and built is None:
-                built = reduced
-        assert built is None or built.memory is not None
+        full, small = map(self._ask, self._plans(cell))
+        memory = small.memory
         return Proof(
-            tuple(problems),
-            0 if built is None or built.memory is None else built.memory.weights_bytes,
-            0 if built is None else built.kv_bytes_per_token or 0,
+            tuple(f"{full.id}: {line}" for line in differences(full, small)),
+            0 if memory is None else memory.weights_bytes,
+            small.kv_bytes_per_token or 0,
         )
 
 
@@ -209,20 +216,28 @@ def reduced_folder(cache: Path, model: Model) -> Path:
     return folder
 
 
-def _digest(model: Model, engine: EngineFacts, device: Device) -> str:
-    """Names what a proof depends on: engine, device, both configs, and the code that plans."""
+@functools.lru_cache(maxsize=1)
+def _code() -> bytes:
+    """Names the code that plans."""
     digest = hashlib.sha256()
-    place = replace(planning_device(device), index=None, slice_index=None)
-    for part in (
-        engine.python,
-        engine.version,
-        str(engine.commit),
-        json.dumps(place.to_json(), sort_keys=True),
-        json.dumps(dict(model.config), sort_keys=True),
-        json.dumps(reduced(model).config, sort_keys=True),
-        str(DTYPES),
-    ):
-        digest.update(part.encode() + b"\0")
     for path in sorted(ENGINE.rglob("*.py")):
         digest.update(path.read_bytes())
+    return digest.digest()
+
+
+def _digest(cell: Cell) -> str:
+    """Names what a proof depends on: engine, device, both configs, the dtype, and the code."""
+    place = replace(planning_device(cell.device), index=None, slice_index=None)
+    parts = (
+        cell.engine.python,
+        cell.engine.version,
+        str(cell.engine.commit),
+        cell.case.kv_cache_dtype,
+        json.dumps(place.to_json(), sort_keys=True),
+        json.dumps(dict(cell.model.config), sort_keys=True),
+        json.dumps(reduced(cell.model).config, sort_keys=True),
+    )
+    digest = hashlib.sha256(_code())
+    for part in parts:
+        digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:32]

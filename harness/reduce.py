@@ -17,9 +17,9 @@ from typing import Any
 
 from harness.errors import UsageError
 
-LAYERS = 4
-"""Layers that are kept at least: a kind may come with a later layer by a default of vLLM's own that
-no key tells (Llama 4 has one global layer in four)."""
+LAYERS = 5
+"""Layers that are kept at least. A kind may come with a later layer by a default of vLLM's own that
+no key tells: Llama 4 has one global layer in four, TurboQuant spares the first and last two."""
 
 EXPERTS = 8
 """Experts that are kept where top-k and groups allow so few."""
@@ -118,8 +118,9 @@ class _Rule:
     """Its value for the kept layers; None where it holds for leading layers only, as it is."""
 
 
-def reduce(config: Mapping[str, Any]) -> Reduced:
-    """The reduced form of a config.json, which is not changed.
+def reduce(config: Mapping[str, Any], least: int = LAYERS) -> Reduced:
+    """The reduced form of a config.json, which is not changed, with `least` layers where it has so
+    many.
 
     UsageError names the model type, and what its config lacks or contradicts.
     """
@@ -131,13 +132,13 @@ def reduce(config: Mapping[str, Any]) -> Reduced:
     except ValueError as error:
         kind = config.get("model_type")
         raise UsageError(f"config.json of model type {kind!r} cannot be reduced: {error}") from None
-    kept = _kept(rules, depth)
+    kept = _kept(rules, depth, least)
     for rule in rules:
         if rule.rewritten is not None:
             rule.place[rule.key] = rule.rewritten(kept)
     for key in (*_DEPTHS, *_ENCODERS):
         if _is_count(text.get(key)):
-            text[key] = len(kept) if text[key] == depth else min(text[key], LAYERS)
+            text[key] = len(kept) if text[key] == depth else min(text[key], least)
     experts = _shrink_experts(text)
     _shrink_widths(text)
     _shrink_vocabulary(small, text)
@@ -243,17 +244,17 @@ def _between(place: dict[str, Any], key: str, depth: int, first: int, end: int) 
     return _Rule(place, key, tells, lambda kept: sum(tells[at] for at in kept))
 
 
-def _kept(rules: Sequence[_Rule], depth: int) -> tuple[int, ...]:
+def _kept(rules: Sequence[_Rule], depth: int, least: int) -> tuple[int, ...]:
     """The first layer of every kind, and of a model with few kinds the first layers; all from the
     first on where a rule only holds for leading layers."""
     first: dict[str, int] = {}
     for at in range(depth):
         first.setdefault(repr([rule.tells[at] for rule in rules if rule.tells]), at)
     if any(rule.rewritten is None for rule in rules):
-        return tuple(range(min(depth, max(LAYERS, *(at + 1 for at in first.values())))))
+        return tuple(range(min(depth, max(least, *(at + 1 for at in first.values())))))
     kept = set(first.values())
     for at in range(depth):
-        if len(kept) >= LAYERS:
+        if len(kept) >= least:
             break
         kept.add(at)
     return tuple(sorted(kept))

@@ -35,9 +35,9 @@ class Request:
     """Folder of the model's config.json."""
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
+    def key(self) -> tuple[str, ...]:
         """What tells this request from all others of a run."""
-        return (self.case.id, self.device.spec, self.engine.python, str(self.model_path))
+        return (self.case.id, *self.place, self.depth, str(self.model_path))
 
     @property
     def place(self) -> Place:

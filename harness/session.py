@@ -115,7 +115,7 @@ class Run:
         """
         if not cell.device.real:
             return None
-        found = reductions.proof(cell.model, cell.engine, cell.device)
+        found = reductions.proof(cell)
         if found.problems:
             raise UsageError(
                 f"the reduction of {cell.model.key} for {cell.device.spec} loses or changes a KV "

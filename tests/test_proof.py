@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from harness import device, plan
+from harness.case import Case
 from harness.device import GIB, Device
 from harness.errors import UsageError
 from harness.facts import EngineFacts
-from harness.plan import Model
+from harness.plan import Cell, Model
 from harness.proof import Need, Reductions, need, planning_device, reduced_folder
 from harness.record import Fault, KVCache, Memory, Record, Resolved
 from harness.request import Request
@@ -23,6 +24,10 @@ CPU = device.cpu("A CPU", 16 * GIB)
 (LLAMA,) = (model for model in plan.models() if model.key == "llama3")
 
 MAIN = KVCache("FullAttentionSpec", "self_attn.attn", 32, 16, 65536, 65536, "bfloat16")
+
+
+def cell(engine: EngineFacts = ENGINE, on: Device = H200, dtype: str = "unset") -> Cell:
+    return Cell("llama3-X", Case("llama3", "X", dtype), LLAMA, on, engine)
 
 
 def planned(request: Request, kv: tuple[KVCache, ...] = (MAIN,)) -> Record:
@@ -62,13 +67,14 @@ def test_full_and_reduced_are_planned_on_a_virtual_device_of_the_same_numbers(
     tmp_path: Path,
 ) -> None:
     engine = Engine()
-    proof = Reductions(tmp_path, engine).proof(LLAMA, ENGINE, H200)
+    proof = Reductions(tmp_path, engine).proof(cell())
     assert ((), 3 * GIB, 8192) == (proof.problems, proof.weights_bytes, proof.bytes_per_token)
     assert {("virtual", (9, 0), 141 * GIB)} == {
         (r.device.kind, r.device.capability, r.device.memory_bytes) for r in engine.asked
     }
     paths = [r.model_path for r in engine.asked]
-    assert [LLAMA.path, reduced_folder(tmp_path, LLAMA)] * 2 == paths
+    assert [LLAMA.path, reduced_folder(tmp_path, LLAMA)] == paths
+    assert {"llama3-default-unset"} == {r.case.id for r in engine.asked}
 
 
 def test_a_cpu_plans_on_itself() -> None:
@@ -76,22 +82,35 @@ def test_a_cpu_plans_on_itself() -> None:
 
 
 def test_a_proof_is_made_once_and_kept(tmp_path: Path) -> None:
-    first = Reductions(tmp_path, Engine()).proof(LLAMA, ENGINE, H200)
+    first = Reductions(tmp_path, Engine()).proof(cell())
     again = Engine()
     reductions = Reductions(tmp_path, again)
-    assert first == reductions.proof(LLAMA, ENGINE, H200)
+    assert first == reductions.proof(cell())
     assert [] == again.asked
     other = replace(ENGINE, python="/f/bin/python", version="0.32.0")
-    reductions.proof(LLAMA, other, H200)
+    reductions.proof(cell(other))
     assert again.asked
 
 
+def test_each_dtype_has_a_proof_of_its_own(tmp_path: Path) -> None:
+    """TurboQuant keeps the first and last two layers in the model's dtype: four are too few."""
+    engine = Engine()
+    reductions = Reductions(tmp_path, engine)
+    cells = [cell(), cell(dtype="turboquant_k8v4"), cell()]
+    wanted = reductions.requests(cells)
+    assert 4 == len(wanted)
+    for one in cells:
+        reductions.proof(one)
+    assert wanted == engine.asked
+    assert [] == Reductions(tmp_path, engine).requests(cells)
+
+
 def test_a_corrupt_proof_is_made_again(tmp_path: Path) -> None:
-    Reductions(tmp_path, Engine()).proof(LLAMA, ENGINE, H200)
+    Reductions(tmp_path, Engine()).proof(cell())
     (path,) = (tmp_path / "proofs").glob("*.json")
     path.write_text("{")
     again = Engine()
-    Reductions(tmp_path, again).proof(LLAMA, ENGINE, H200)
+    Reductions(tmp_path, again).proof(cell())
     assert again.asked
 
 
@@ -107,7 +126,7 @@ def test_a_corrupt_proof_is_made_again(tmp_path: Path) -> None:
 def test_a_kind_that_is_lost_or_changed_is_a_problem(
     tmp_path: Path, kv: tuple[KVCache, ...]
 ) -> None:
-    assert Reductions(tmp_path, Engine(kv)).proof(LLAMA, ENGINE, H200).problems
+    assert Reductions(tmp_path, Engine(kv)).proof(cell()).problems
 
 
 def test_a_model_that_no_release_starts_has_nothing_to_lose(tmp_path: Path) -> None:
@@ -116,7 +135,7 @@ def test_a_model_that_no_release_starts_has_nothing_to_lose(tmp_path: Path) -> N
     def refuse(request: Request) -> Record:
         return replace(planned(request, ()), stage="config", error=fault, memory=None)
 
-    proof = Reductions(tmp_path, refuse).proof(LLAMA, ENGINE, H200)
+    proof = Reductions(tmp_path, refuse).proof(cell())
     assert ((), 0) == (proof.problems, proof.weights_bytes)
 
 
@@ -149,7 +168,7 @@ def test_what_does_not_fit_is_told_with_the_numbers(fits: bool, memory: int) -> 
 def test_a_need_counts_weights_context_and_overhead(
     tmp_path: Path, on: Device, share: float
 ) -> None:
-    proof = Reductions(tmp_path, Engine()).proof(LLAMA, ENGINE, on)
+    proof = Reductions(tmp_path, Engine()).proof(cell(ENGINE, on))
     wanted = need(proof, on)
     assert (3 * GIB, 8192 * 4096, share) == (wanted.weights, wanted.kv_cache, wanted.utilisation)
     assert wanted.total > wanted.weights + wanted.kv_cache

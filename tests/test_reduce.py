@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from harness.errors import UsageError
 from harness.kinds import differences
 from harness.record import Fault, KVCache, Record, Resolved
-from harness.reduce import LAYERS, reduce
+from harness.reduce import LAYERS, Reduced
+from harness.reduce import reduce as shrink
+
+
+def reduce(config: dict[str, Any]) -> Reduced:
+    """With four layers at least, so that the rules show in short lists."""
+    return shrink(config, 4)
 
 
 def model(layers: int = 12, **keys: Any) -> dict[str, Any]:
@@ -28,6 +34,11 @@ def test_alike_layers_leave_the_first_few() -> None:
     reduced = reduce(model(32))
     assert (4, (0, 1, 2, 3)) == (reduced.layers, reduced.kept)
     assert 4 == reduced.config["num_hidden_layers"]
+
+
+def test_turboquant_has_a_layer_between_the_ones_that_it_spares() -> None:
+    """vLLM keeps the first two and the last two in the model's own dtype."""
+    assert 2 + 1 + 2 <= shrink(model(32)).layers
 
 
 def test_a_model_of_fewer_layers_keeps_them_all() -> None:
@@ -190,7 +201,7 @@ def test_a_pattern_of_letters_repeats() -> None:
 
 def test_no_period_keeps_no_more() -> None:
     config = model(24, moe_layer_freq=1, sliding_window_pattern=None, layer_types=["a"] * 24)
-    assert LAYERS == reduce(config).layers
+    assert LAYERS == shrink(config).layers
 
 
 def test_with_a_period_layers_are_kept_from_the_first_on() -> None:
