@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import selectors
-import shutil
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -21,6 +19,7 @@ from harness.device import Device
 from harness.guard import Guard
 from harness.record import Record
 from harness.request import Ended, Place, Request, end_of, infra, observed
+from harness.scratch import Scratch
 
 ISOLATIONS = ("fork", "spawn")
 """`fork`: one warm child per engine and device, forked per cell. `spawn`: a fresh interpreter per
@@ -44,7 +43,7 @@ class Launcher:
         self._modules = modules
         self._isolation = isolation
         self._guard = Guard() if guard is None else guard
-        self._scratch = Path(tempfile.mkdtemp(prefix="kvmatrix-"))
+        self._scratch = Scratch()
         self._logs = 0
         self._queue: deque[Request] = deque()
         self._children: dict[int, Child] = {}
@@ -77,7 +76,7 @@ class Launcher:
             self._drop(output).close()
         self._select.close()
         self._guard.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.close()
 
     def _running(self, request: Request) -> bool:
         return any(request in child.in_flight.values() for child in self._children.values())
@@ -85,7 +84,7 @@ class Launcher:
     def _files(self, request: Request) -> tuple[Path, Path]:
         parts = (request.case.id, request.device.id, request.engine.version, request.depth)
         name = "-".join((*parts, request.model_path.name))
-        return self._scratch / f"{name}.json", self._scratch / f"{name}.log"
+        return self._scratch.path / f"{name}.json", self._scratch.path / f"{name}.log"
 
     def _fill(self, wanted: Request) -> None:
         """Submit from the queue while there is room, but keep to one place: the warm children of
@@ -120,7 +119,7 @@ class Launcher:
             if not child.in_flight and child.place != request.place:
                 self._drop(output).close()
         self._logs += 1
-        log = self._scratch / f"child-{self._logs}.log"
+        log = self._scratch.path / f"child-{self._logs}.log"
         environ = self._guard.environ(request, self._environ(request))
         child = Child(request, environ, log, modules)
         self._children[child.output] = child

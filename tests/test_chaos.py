@@ -62,7 +62,9 @@ def command(planted: Path, *arguments: str) -> list[str]:
 
 
 def environ(planted: Path) -> dict[str, str]:
-    return {**os.environ, "KVMATRIX_CACHE": str(planted.parent / "cache")}
+    cache = str(planted.parent / "cache")
+    # A killed run cannot remove its scratch folder: it lies where pytest removes it.
+    return {**os.environ, "KVMATRIX_CACHE": cache, "TMPDIR": str(planted.parent)}
 
 
 def finished(planted: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
