@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from harness.layouts import deepseek_v4, full_attention
+from harness.layouts import deepseek_v4, full_attention, windowed
 from harness.layouts.page import (
     ELEMENT_BYTES,
     Capability,
@@ -28,7 +28,12 @@ __all__ = ["NoLayout", "Page", "UnknownLayout", "compare", "expected_pages", "la
 
 _FAMILIES: dict[str, Family] = {
     "deepseek_v4": deepseek_v4.FAMILY,
+    "gemma3_text": windowed.FAMILY,
+    "gpt_oss": windowed.FAMILY,
     "llama": full_attention.FAMILY,
+    "llama4_text": windowed.FAMILY,
+    "minimax_m2": full_attention.FAMILY,
+    "mistral": windowed.FAMILY,
     "qwen2": full_attention.FAMILY,
     "qwen3": full_attention.FAMILY,
     "qwen3_moe": full_attention.FAMILY,
@@ -98,7 +103,8 @@ def compare(
         if seen != page.layers:
             what = f"{page.role} (ratio {page.compress_ratio}, block {page.block_size})"
             count = f"{_layers(seen)} seen" if seen else "missing"
-            lines.append(f"{what}: {count}, must be {_layers(page.layers)}: {page.arithmetic}")
+            must = _layers(page.layers) + (f" of {page.kind}" if page.kind else "")
+            lines.append(f"{what}: {count}, must be {must}: {page.arithmetic}")
     return lines
 
 
@@ -117,9 +123,10 @@ def _layers(count: int) -> str:
 def _meant(cache: KVCache, pages: Sequence[Page]) -> int | None:
     """Index of the page that `cache` comes nearest to, among those of its role."""
 
-    def distance(at: int) -> tuple[bool, bool, bool]:
+    def distance(at: int) -> tuple[bool, bool, bool, bool]:
         page = pages[at]
         return (
+            page.kind not in (None, cache.kind),
             page.compress_ratio != cache.compress_ratio,
             page.block_size != cache.block_size,
             page.layers != cache.layers,
@@ -132,6 +139,7 @@ def _meant(cache: KVCache, pages: Sequence[Page]) -> int | None:
 def _differences(cache: KVCache, page: Page) -> Iterator[str]:
     """What is wrong with the bytes, the ratio and the tensor of one kind of cache."""
     facts: list[tuple[str, object, object]] = [
+        ("kind", cache.kind, page.kind or cache.kind),
         ("ratio", cache.compress_ratio, page.compress_ratio),
         ("block size", cache.block_size, page.block_size),
         ("content bytes", cache.content_bytes, page.content_bytes),

@@ -43,7 +43,9 @@ STORED = [
     ("fp8_e5m2", "float8_e5m2", FP8),
     ("int8_per_token_head", "int8", SCALED),
     ("fp8_per_token_head", "uint8", SCALED),
+    ("int4_per_token_head", "uint8", 128 // 2 + 4),
     ("nvfp4", "uint8", NVFP4),
+    ("nvfp4_4over6", "uint8", NVFP4),
 ]
 SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -80,7 +82,9 @@ AUTO = Resolved("auto", "bfloat16")
         (32768, "fp8_inc"),
         (33792, "int8_per_token_head"),  # 16 x 2 x 8 x (128 + 4)
         (33792, "fp8_per_token_head"),
+        (17408, "int4_per_token_head"),  # 16 x 2 x 8 x (64 + 4)
         (18432, "nvfp4"),  # 16 x 2 x 8 x (64 + 8)
+        (18432, "nvfp4_4over6"),
     ],
 )
 def test_llama_3_by_format(page: int, layout: str) -> None:
@@ -350,8 +354,7 @@ def test_a_name_that_does_not_say_what_is_stored(name: str | None, storage: str 
         "auto+turboquant_k8v4",
         "octave_k3v4",
         "ultraquant_4bit",
-        "int4_per_token_head",
-        "nvfp4_4over6",
+        "octave_k3v3_compact",
     ],
 )
 def test_no_opinion_on_a_format_that_is_not_written_down(name: str) -> None:

@@ -23,6 +23,9 @@ from harness.layouts.page import (
 
 ROLE = "self_attn.attn"
 
+KIND = "FullAttentionSpec"
+"""vLLM's name for a cache that keeps every token."""
+
 K_AND_V = 2
 
 _BITS_PER_BYTE = 8
@@ -68,6 +71,8 @@ _FP32_SCALE, _FP8_SCALE = 4, 1
 _E4M3 = Format(8, ("uint8", "float8_e4m3fn"))
 """Scaled per tensor: the scale is the layer's, not the page's."""
 
+_NVFP4 = Format(4, ("uint8",), _FP8_SCALE, per_scale=16)
+
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {
         "bfloat16": Format(16, ("bfloat16",)),
@@ -80,7 +85,11 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         "fp8_e5m2": Format(8, ("uint8", "float8_e5m2")),
         "int8_per_token_head": Format(8, ("int8", "uint8"), _FP32_SCALE),
         "fp8_per_token_head": Format(8, ("uint8", "float8_e4m3fn"), _FP32_SCALE),
-        "nvfp4": Format(4, ("uint8",), _FP8_SCALE, per_scale=16),
+        # Asymmetric: the zero point is hidden in the scale's lowest bits.
+        "int4_per_token_head": Format(4, ("uint8",), _FP32_SCALE),
+        "nvfp4": _NVFP4,
+        # Four Over Six: the same format, its scales chosen with more care.
+        "nvfp4_4over6": _NVFP4,
     }
 )
 """kv_cache_dtype -> what it stores, which is also the layout's name."""
@@ -92,6 +101,9 @@ _BF16_SINCE = (8, 0)
 """The first compute capability with bfloat16 arithmetic: a model in bfloat16 runs in float16 before
 it, which is as wide."""
 
+_FLOAT16_OVERFLOWS = ("gemma3_text",)
+"""Model types whose activations exceed float16's 65504, so that they run in float32 instead."""
+
 
 def _layout_of(
     config: Config,
@@ -100,6 +112,19 @@ def _layout_of(
     capability: Capability | None,
 ) -> str:
     _only_full(config)
+    return format_of(config, kv_cache_dtype, storage_dtype, capability)
+
+
+def format_of(
+    config: Config,
+    kv_cache_dtype: str | None,
+    storage_dtype: str | None,
+    capability: Capability | None,
+) -> str:
+    """The name in `FORMATS` for keys and values that are stored alike in all layers.
+
+    NoLayout where dtype and element type disagree; UnknownLayout where it is not written down.
+    """
     names = (kv_cache_dtype or "").split("+")
     for name in names:
         if name and name != "auto" and name not in FORMATS and name not in _LATENT_ONLY:
@@ -121,7 +146,7 @@ def _own_dtype(config: Config, capability: Capability | None) -> str:
     """The dtype that the model runs in."""
     own = config.get("torch_dtype") or config.get("dtype")
     if own == "bfloat16" and capability is not None and capability < _BF16_SINCE:
-        return "float16"
+        return "float32" if config.get("model_type") in _FLOAT16_OVERFLOWS else "float16"
     if own in ("bfloat16", "float16"):
         return str(own)
     # A checkpoint in float32 is run in a narrower dtype, and which one is the engine's choice.
@@ -131,32 +156,41 @@ def _own_dtype(config: Config, capability: Capability | None) -> str:
 def _pages(
     config: Config, layout: str, _capability: Capability | None, block_size: int
 ) -> tuple[Page, ...]:
+    _only_full(config)
+    return (keys_and_values(config, layout, block_size, count(config, "num_hidden_layers")),)
+
+
+def keys_and_values(config: Config, layout: str, block_size: int, layers: int) -> Page:
+    """The page of `layers` layers that keep keys and values for every KV head, in a format of
+    `FORMATS`. NoLayout where a block holds nothing; raises as `Family.pages` beside that."""
     if layout not in FORMATS:
         raise UnknownLayout(f"full attention has no layout {layout!r}: {', '.join(FORMATS)}")
     if block_size < 1:
         raise NoLayout(f"a block of {block_size} tokens holds nothing")
-    _only_full(config)
     stored, heads, head_dim = FORMATS[layout], _kv_heads(config), _head_dim(config)
     vector = stored.size(head_dim)
     page = block_size * K_AND_V * heads * vector
-    return (
-        Page(
-            role=ROLE,
-            compress_ratio=1,
-            layers=count(config, "num_hidden_layers"),
-            block_size=block_size,
-            content_bytes=page,
-            page_size_bytes=page,
-            arithmetic=(
-                f"{block_size} tokens x {K_AND_V} (K and V) x {heads} heads x {vector} B "
-                f"({stored.sum(head_dim)}) = {page}"
-            ),
-            # Backends order heads, tokens, K and V as they like.
-            tail=None,
-            storage=stored.elements[0],
-            also=stored.elements[1:],
+    return Page(
+        role=ROLE,
+        compress_ratio=1,
+        layers=layers,
+        block_size=block_size,
+        content_bytes=page,
+        page_size_bytes=page,
+        arithmetic=(
+            f"{block_size} tokens x {K_AND_V} (K and V) x {heads} heads x {vector} B "
+            f"({stored.sum(head_dim)}) = {page}"
         ),
+        # Backends order heads, tokens, K and V as they like.
+        tail=None,
+        storage=stored.elements[0],
+        also=stored.elements[1:],
+        kind=KIND,
     )
+
+
+_SOFTMAX = 1
+"""In MiniMax's `attn_type_list`, where 0 is lightning attention, whose state does not grow."""
 
 
 def _only_full(config: Config) -> None:
@@ -164,6 +198,8 @@ def _only_full(config: Config) -> None:
     other = {str(kind) for kind in config.get("layer_types") or ()} - {"full_attention"}
     if other:
         raise UnknownLayout(f"layers of type {', '.join(sorted(other))} are not full attention")
+    if set(config.get("attn_type_list") or ()) - {_SOFTMAX}:
+        raise UnknownLayout("attn_type_list has layers that are not full attention")
     if config.get("sliding_window") is not None and config.get("use_sliding_window") is not False:
         raise UnknownLayout(f"a sliding window of {config['sliding_window']} is not full attention")
 
@@ -174,7 +210,7 @@ def _kv_heads(config: Config) -> int:
     return count(config, "num_attention_heads" if config.get(key) is None else key)
 
 
-_HEAD_DIM_WRITTEN = ("qwen3", "qwen3_moe")
+_HEAD_DIM_WRITTEN = ("gemma3_text", "gpt_oss", "minimax_m2", "qwen3", "qwen3_moe")
 """Model types whose heads are not simply shares of the hidden size."""
 
 

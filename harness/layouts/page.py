@@ -58,6 +58,9 @@ class Page:
     """torch name of the tensor's element type without `torch.`."""
     also: tuple[str, ...] = ()
     """Other element types that hold the same bytes."""
+    kind: str | None = None
+    """What keeps it, as `KVCache.kind`: a window that is kept in full costs more blocks, not bigger
+    ones. None where any kind will do."""
 
 
 @dataclass(frozen=True)
