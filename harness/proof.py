@@ -211,9 +211,17 @@ def reduced_folder(cache: Path, model: Model) -> Path:
     text = json.dumps(reduced(model).config, indent=1, sort_keys=True) + "\n"
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     folder = cache / "reduced" / f"{model.key}-{digest}"
-    if not (folder / "config.json").is_file():
+    if not _holds(folder / "config.json", text):
         output.write_whole(folder / "config.json", text)
     return folder
+
+
+def _holds(path: Path, text: str) -> bool:
+    """True where the file is there and whole: a cache may be cut short by a full disk."""
+    try:
+        return path.read_text(encoding="utf-8") == text
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 @functools.lru_cache(maxsize=1)

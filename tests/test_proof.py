@@ -152,6 +152,13 @@ def test_the_reduced_config_is_small_and_whole(tmp_path: Path) -> None:
         assert LLAMA.config[kept] == config[kept]
 
 
+def test_a_reduced_config_that_was_cut_short_is_written_again(tmp_path: Path) -> None:
+    path = reduced_folder(tmp_path, LLAMA) / "config.json"
+    whole = path.read_text()
+    path.write_text(whole[:50])
+    assert whole == (reduced_folder(tmp_path, LLAMA) / "config.json").read_text()
+
+
 @pytest.mark.parametrize(
     ("fits", "memory"), [(False, 4 * GIB), (True, 16 * GIB), (True, 0), (False, 6 * GIB)]
 )
