@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from harness.layouts import deepseek_v4, full_attention, windowed
+from harness.layouts import deepseek_v4, full_attention, state_space, windowed
 from harness.layouts.page import (
     ELEMENT_BYTES,
     Capability,
@@ -28,15 +28,21 @@ __all__ = ["NoLayout", "Page", "UnknownLayout", "compare", "expected_pages", "la
 
 _FAMILIES: dict[str, Family] = {
     "deepseek_v4": deepseek_v4.FAMILY,
+    "falcon_h1": state_space.FAMILY,
     "gemma3_text": windowed.FAMILY,
     "gpt_oss": windowed.FAMILY,
+    "jamba": state_space.FAMILY,
+    "kimi_linear": state_space.FAMILY,
     "llama": full_attention.FAMILY,
     "llama4_text": windowed.FAMILY,
+    "mamba2": state_space.FAMILY,
     "minimax_m2": full_attention.FAMILY,
     "mistral": windowed.FAMILY,
+    "nemotron_h": state_space.FAMILY,
     "qwen2": full_attention.FAMILY,
     "qwen3": full_attention.FAMILY,
     "qwen3_moe": full_attention.FAMILY,
+    "qwen3_next": state_space.FAMILY,
 }
 """model_type -> family."""
 
@@ -150,13 +156,23 @@ def _differences(cache: KVCache, page: Page) -> Iterator[str]:
             facts.append(("last dimension of the tensor", (cache.shape or (None,))[-1], page.tail))
         if cache.tensor_dtype not in page.also:
             facts.append(("element type of the tensor", cache.tensor_dtype, page.storage))
-        facts.append(("bytes of a block of the tensor", _block_bytes(cache), page.content_bytes))
-    for what, seen, must in facts:
-        if seen != must:
+        if (seen := _block_bytes(cache)) not in _parts(page):
+            facts.append(("bytes of a block of the tensor", seen, page.content_bytes))
+    for what, is_, must in facts:
+        if is_ != must:
             yield (
                 f"{cache.role} (ratio {cache.compress_ratio}, block {cache.block_size}, "
-                f"{_layers(cache.layers)}): {what} {seen}, must be {must}: {page.arithmetic}"
+                f"{_layers(cache.layers)}): {what} {is_}, must be {must}: {page.arithmetic}"
             )
+
+
+def _parts(page: Page) -> set[int]:
+    """Bytes that one block of the tensor may have: a whole block, or one of the kernel's own."""
+    return {page.content_bytes} | {
+        page.content_bytes * tokens // page.block_size
+        for tokens in page.kernel_blocks
+        if page.block_size % tokens == 0
+    }
 
 
 def _block_bytes(cache: KVCache) -> int | None:

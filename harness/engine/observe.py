@@ -14,6 +14,8 @@ from harness.record import Declared, Group, KVCache, Memory, Resolved
 
 _LAYER = re.compile(r"^(?:.*\.)?layers\.\d+\.")
 
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
 
 @dataclass
 class Observed:
@@ -75,6 +77,12 @@ def recover(seen: Observed, error: BaseException) -> None:
 
 def _dtype(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def role(layer: str) -> str:
+    """The layer's name behind its layer number. Falcon-H1 numbers its mixers on behind the last
+    layer, as `model.44.mixer`: a part that is a number alone becomes `N`."""
+    return _NUMBER.sub("N", _LAYER.sub("", layer))
 
 
 def layers(seen: Observed) -> dict[str, Any]:
@@ -149,7 +157,7 @@ def kv(seen: Observed) -> tuple[KVCache, ...]:
         tensor = _first(seen.tensors.get(name))
         one = KVCache(
             kind=type(spec).__name__,
-            role=_LAYER.sub("", name),
+            role=role(name),
             layers=0,
             block_size=int(spec.block_size),
             page_size_bytes=int(spec.page_size_bytes),
