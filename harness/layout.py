@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from harness.layouts import deepseek_v4, full_attention, state_space, windowed
+from harness.layouts import deepseek_v4, full_attention, mla, state_space, windowed
 from harness.layouts.page import (
     ELEMENT_BYTES,
     Capability,
@@ -27,11 +27,15 @@ from harness.record import KVCache, Resolved
 __all__ = ["NoLayout", "Page", "UnknownLayout", "compare", "expected_pages", "layout_of"]
 
 _FAMILIES: dict[str, Family] = {
+    "deepseek_v3": mla.DENSE,
+    "deepseek_v32": mla.SPARSE,
     "deepseek_v4": deepseek_v4.FAMILY,
     "falcon_h1": state_space.FAMILY,
     "gemma3_text": windowed.FAMILY,
+    "glm_moe_dsa": mla.SPARSE,
     "gpt_oss": windowed.FAMILY,
     "jamba": state_space.FAMILY,
+    "kimi_k2": mla.DENSE,
     "kimi_linear": state_space.FAMILY,
     "llama": full_attention.FAMILY,
     "llama4_text": windowed.FAMILY,
