@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,23 +33,21 @@ class Child:
     cell in an interpreter of its own (`once`)."""
 
     def __init__(
-        self, request: Request, environ: Mapping[str, str], log: Path, modules: Path | None
+        self, request: Request, environ: Mapping[str, str], log: Path, *, warm: bool
     ) -> None:
-        """`modules` is where a warm child keeps the names of what it imports ahead; None for a
-        child that runs one cell."""
+        """A `warm` child forks a process per cell; any other runs one cell itself."""
         self.place = request.place
         self.log = log
-        self.warm = modules is not None
+        self.warm = warm
         self.ready = False
         self.retried = False
         self.in_flight: dict[str, Request] = {}
         """What it has been sent and has not told the end of, by the name that replies use."""
         self._sent = 0
         self.deadline = time.monotonic() + START_SECONDS
-        command = ["once"] if modules is None else ["serve", str(request.model_path), str(modules)]
         with open(log, "wb") as stderr:
             self._process = subprocess.Popen(
-                [request.engine.python, str(MAIN), *command],
+                [request.engine.python, str(MAIN), "serve" if warm else "once"],
                 # vLLM leaves a file per start in the temporary folder; here it goes with the run.
                 env={**environ, "TMPDIR": str(log.parent)},
                 stdin=subprocess.PIPE,
@@ -64,17 +63,18 @@ class Child:
         os.set_blocking(self.output, False)
         self._buffer = b""
 
-    def submit(self, request: Request, record: Path, log: Path) -> None:
-        """Send one request; its record and its log go to these files."""
+    def submit(self, request: Request, record: Path, log: Path, modules: Path) -> None:
+        """Send one request; its record and its log go to these files, and `modules` keeps between
+        runs what its cell imports."""
         # Two requests of one case may be under way, for the full and for the reduced model.
         self._sent += 1
         name = str(self._sent)
         message = {
             "run": {
                 "id": name,
-                "model": request.case.model,
-                "backend": request.case.backend,
-                "kv_cache_dtype": request.case.kv_cache_dtype,
+                "case": asdict(request.case),
+                "engine_args": dict(request.engine_args),
+                "modules": str(modules),
                 "model_path": str(request.model_path),
                 "depth": request.depth,
                 "timeout": request.timeout,

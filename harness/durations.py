@@ -58,7 +58,7 @@ class Durations:
         for known in (
             self.seconds.get(key(cell)),
             self._any_version.get((case, device)),
-            self._medians.get((slug(cell.case.model), device)),
+            self._median(slug(cell.case.model), device),
         ):
             if known is not None:
                 return known
@@ -68,13 +68,20 @@ class Durations:
     def _any_version(self) -> dict[tuple[str, str], float]:
         return {(case, device): seconds for (case, device, _), seconds in self.seconds.items()}
 
+    def _median(self, model: str, device: str) -> float | None:
+        """Of all models whose keys begin so: a key may have a `-`, too."""
+        if (model, device) not in self._medians:
+            alike = [
+                seconds
+                for (case, place, _), seconds in self.seconds.items()
+                if place == device and case.startswith(f"{model}-")
+            ]
+            self._medians[model, device] = statistics.median(alike) if alike else None
+        return self._medians[model, device]
+
     @functools.cached_property
-    def _medians(self) -> dict[tuple[str, str], float]:
-        alike: dict[tuple[str, str], list[float]] = {}
-        for (case, device, _), seconds in self.seconds.items():
-            # `-` stands between the parts of a case's id, and in none of them.
-            alike.setdefault((case.partition("-")[0], device), []).append(seconds)
-        return {where: statistics.median(seconds) for where, seconds in alike.items()}
+    def _medians(self) -> dict[tuple[str, str], float | None]:
+        return {}
 
 
 def merged(old: Mapping[Key, float], new: Mapping[Key, float]) -> dict[Key, float]:

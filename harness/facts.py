@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from harness.errors import UsageError
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the JSON form. Raised when a field changes its meaning or goes away."""
 
 SUPPORTED = ">=0.27,<0.34"
@@ -28,7 +28,12 @@ FIRST, LAST = "0.27", "0.33"
 
 PLATFORMS = ("cuda", "cpu")
 
-_NAMES = ("kv_cache_dtypes", "backends", "cpu_backends")
+KINDS = ("regular", "mla", "sparse")
+"""What attention layers need of a backend: heads of keys and values; the latent vector of
+multi-head latent attention; that with a selection of tokens."""
+
+_NAMES = ("kv_cache_dtypes", "backends", "cpu_backends", "architectures")
+_NAMES_BY = ("model_backends", "kind_backends")
 _OPTIONAL = ("commit", "cuda", "flashinfer", "transformers")
 
 
@@ -58,13 +63,21 @@ class EngineFacts:
     """`cpu` for vLLM's CPU build, which serves the device `cpu` alone; else `cuda`."""
     cpu_backends: tuple[str, ...] = ()
     """The backends among `backends` that are the CPU's own; none for a CUDA build."""
+    kind_backends: Mapping[str, tuple[str, ...]] = dataclasses.field(
+        default_factory=dict, hash=False
+    )
+    """One of `KINDS` -> the backends for CUDA that can be chosen for models of that kind, no
+    model's own. Empty for a CPU build."""
+    architectures: tuple[str, ...] = ()
+    """Names of the model classes that this vLLM has, sorted."""
 
     def to_json(self) -> dict[str, Any]:
         """The facts as plain JSON data."""
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for name in _NAMES:
             data[name] = list(data[name])
-        data["model_backends"] = {key: list(names) for key, names in self.model_backends.items()}
+        for name in _NAMES_BY:
+            data[name] = {key: list(names) for key, names in data[name].items()}
         return {"schema": SCHEMA, **data}
 
     @classmethod
@@ -81,7 +94,7 @@ class EngineFacts:
         for name, value in values.items():
             if name in _NAMES:
                 values[name] = _strings(name, value)
-            elif name == "model_backends":
+            elif name in _NAMES_BY:
                 if not isinstance(value, dict):
                     raise ValueError(f"engine facts: {name} is not an object")
                 values[name] = {key: _strings(name, names) for key, names in value.items()}

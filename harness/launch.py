@@ -103,25 +103,28 @@ class Launcher:
                 self._done[request.key] = infra(request, reason)
                 continue
             self._guard.before(request.device)
-            self._child(request).submit(request, *self._files(request))
+            self._submit(self._child(request), request)
 
     def _child(self, request: Request) -> Child:
         """The child for one more cell of its place, started where there is none."""
         if self._isolation == "spawn" or request.place in self._cannot_fork:
-            return self._start(request, None)
+            return self._start(request, warm=False)
         for child in self._children.values():
             if child.place == request.place and child.warm:
                 return child
-        return self._start(request, self._modules(request))
+        return self._start(request, warm=True)
 
-    def _start(self, request: Request, modules: Path | None) -> Child:
+    def _submit(self, child: Child, request: Request) -> None:
+        child.submit(request, *self._files(request), self._modules(request))
+
+    def _start(self, request: Request, *, warm: bool) -> Child:
         for output, child in list(self._children.items()):
             if not child.in_flight and child.place != request.place:
                 self._drop(output).close()
         self._logs += 1
         log = self._scratch.path / f"child-{self._logs}.log"
         environ = self._guard.environ(request, self._environ(request))
-        child = Child(request, environ, log, modules)
+        child = Child(request, environ, log, warm=warm)
         self._children[child.output] = child
         self._select.register(child.output, selectors.EVENT_READ)
         return child
@@ -171,9 +174,9 @@ class Launcher:
         request = child.in_flight.pop(done["id"])
         if done["verdict"] == "stuck":
             # It hangs on a lock of the warm process: once more, without one.
-            fresh = self._start(request, None)
+            fresh = self._start(request, warm=False)
             fresh.retried = True
-            fresh.submit(request, *self._files(request))
+            self._submit(fresh, request)
             return
         end = "timeout" if done["verdict"] == "timeout" else end_of(done["code"])
         code = None if end in ("finished", "timeout") else done["code"]

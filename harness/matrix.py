@@ -73,6 +73,8 @@ def cell_json(outcome: Outcome) -> dict[str, Any]:
         "model": case.model,
         "backend": case.backend,
         "kv_cache_dtype": case.kv_cache_dtype,
+        "block_size": case.block_size or None,
+        "tensor_parallel_size": case.tensor_parallel_size,
         "device": outcome.cell.device.spec,
         "engine": outcome.cell.engine.version,
         "verdict": judgement.verdict,

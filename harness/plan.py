@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from harness.case import DEFAULT, UNSET, Case, slug
 from harness.device import Device
 from harness.errors import UsageError
 from harness.facts import EngineFacts
+from harness.start import Start
+from harness.start import load as load_start
 
 MODELS = Path(__file__).resolve().parent.parent / "cases" / "models"
 """Where the shipped models lie, one folder with a config.json each."""
@@ -25,11 +28,29 @@ class Model:
     path: Path
     """The folder that holds config.json."""
     config: Mapping[str, Any]
+    start: Start = field(default_factory=Start, hash=False)
 
     @property
     def architecture(self) -> str:
         """vLLM's name for the class that implements it."""
         return str(self.config["architectures"][0])
+
+    @property
+    def kind(self) -> str:
+        """What its attention layers need of a backend, one of `facts.KINDS`."""
+        if not self.config.get("kv_lora_rank"):
+            return "regular"
+        return "sparse" if self.config.get("index_topk") else "mla"
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What is passed beyond backend and kv_cache_dtype: a cell for each combination."""
+
+    block_sizes: tuple[int, ...] = (0,)
+    """Tokens; 0 where the option is not passed."""
+    tensor_parallel_sizes: tuple[int, ...] = (1,)
+    model_runners: tuple[str, ...] = ("",)
 
 
 @dataclass(frozen=True)
@@ -42,26 +63,54 @@ class Cell:
     device: Device
     engine: EngineFacts
 
+    @property
+    def lacks(self) -> str | None:
+        """Why the case cannot run on this engine or device at all; None where it can."""
+        architectures = self.engine.architectures
+        if architectures and self.model.architecture not in architectures:
+            return f"vLLM {self.engine.version} has no {self.model.architecture}"
+        needs, has = self.model.start.capability, self.device.capability
+        if needs is not None and has is not None and has < needs:
+            return (
+                f"{self.model.key} needs SM{needs[0]}{needs[1]} ({self.model.start.why}), "
+                f"{self.device.spec} is SM{has[0]}{has[1]}"
+            )
+        return None
+
 
 def models(folder: Path = MODELS) -> tuple[Model, ...]:
-    """The models in `folder`, by key. UsageError names a config.json that cannot be used."""
+    """The models in `folder`, by key. UsageError names a file that cannot be used.
+
+    A model is a folder with a config.json, or with a start.json that names the model whose
+    config.json it shares.
+    """
     found = []
-    for path in sorted(folder.glob("*/config.json")):
+    for path in sorted({*folder.glob("*/config.json"), *folder.glob("*/start.json")}):
+        if path.name == "start.json" and (path.parent / "config.json").exists():
+            continue
+        key = path.parent.name
+        start = load_start(path.parent / "start.json")
+        place = folder / start.config if start.config else path.parent
+        name = f"{key}/{path.name}"
+        if not start.config and path.name == "start.json":
+            raise UsageError(f"model {key} has no config.json, and {name} names none")
         try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-            found.append(Model(path.parent.name, path.parent, config))
+            config = json.loads((place / "config.json").read_text(encoding="utf-8"))
+            found.append(Model(key, place, config, start))
             _ = found[-1].architecture
         except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-            name = f"{path.parent.name}/{path.name}"
             raise UsageError(f"model config {name} cannot be used: {error!r}") from None
     return tuple(found)
 
 
-def cases(model: Model, engine: EngineFacts) -> tuple[Case, ...]:
-    """Every backend that the model knows under this engine x every kv_cache_dtype of the engine,
-    the options that are not passed first."""
+def cases(model: Model, engine: EngineFacts, axes: Axes = Axes()) -> tuple[Case, ...]:
+    """Every backend for models of this kind under this engine x every kv_cache_dtype of the
+    engine, the options that are not passed first."""
     return tuple(
-        Case(model.key, backend, dtype)
+        Case(model.key, backend, dtype, *more)
+        for more in itertools.product(
+            axes.block_sizes, axes.tensor_parallel_sizes, axes.model_runners
+        )
         for backend in (DEFAULT, *_backends(model, engine))
         for dtype in (UNSET, *engine.kv_cache_dtypes)
     )
@@ -70,7 +119,8 @@ def cases(model: Model, engine: EngineFacts) -> tuple[Case, ...]:
 def _backends(model: Model, engine: EngineFacts) -> tuple[str, ...]:
     own = engine.model_backends.get(model.architecture, ())
     if engine.platform != "cpu":
-        return own
+        # A model with a package of its own takes its own backends only; one without attention none.
+        return own or (engine.kind_backends.get(model.kind, ()) if model.start.attention else ())
     if own:
         # Its package chooses the CPU's form itself, and names none of the general backends.
         return ()
@@ -104,7 +154,10 @@ def check_pairs(devices: Sequence[Device], engines: Sequence[EngineFacts]) -> No
 
 
 def cells(
-    models: Iterable[Model], devices: Sequence[Device], engines: Sequence[EngineFacts]
+    models: Iterable[Model],
+    devices: Sequence[Device],
+    engines: Sequence[EngineFacts],
+    axes: Axes = Axes(),
 ) -> tuple[Cell, ...]:
     """The whole matrix. Ids name the device and the engine only where there is more than one;
     cells of one device and engine follow each other, for one warm child serves them."""
@@ -115,7 +168,7 @@ def cells(
             if not serves(engine, device):
                 continue
             for model in models:
-                for case in cases(model, engine):
+                for case in cases(model, engine, axes):
                     parts = [case.id]
                     if len(devices) > 1:
                         parts.append(device.id)

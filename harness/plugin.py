@@ -28,6 +28,7 @@ from harness.plan import Cell
 from harness.proof import Reductions
 from harness.record import dumps
 from harness.session import Run
+from harness.shard import members
 from harness.workers import Workers, jobs
 
 RUN = pytest.StashKey[Run]()
@@ -75,9 +76,45 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "fresh interpreter per cell",
     )
     group.addoption(
+        "--sweep",
+        action="store_true",
+        help="one virtual device for each compute capability, in place of --device",
+    )
+    group.addoption(
+        "--shard",
+        metavar="I/N",
+        help="part I of N of the selected cells; each is in exactly one part",
+    )
+    group.addoption(
+        "--block-size",
+        action="append",
+        default=[],
+        metavar="TOKENS",
+        help="pass this block size, in cells of their own; repeatable",
+    )
+    group.addoption(
+        "--tensor-parallel-size",
+        action="append",
+        default=[],
+        metavar="N",
+        help="the KV cache of one of N GPUs, in cells of their own, on virtual devices; repeatable",
+    )
+    group.addoption(
         "--model-runner",
+        action="append",
+        default=[],
         metavar="RUNNER",
-        help="v1 or v2, for real devices (vLLM's own choice)",
+        help="v1 or v2, in cells of their own, for real devices (vLLM's own choice); repeatable",
+    )
+    group.addoption(
+        "--max-model-len",
+        metavar="TOKENS",
+        help="context that the KV cache is planned for (4096, or what the model can have)",
+    )
+    group.addoption(
+        "--gpu-memory-utilization",
+        metavar="SHARE",
+        help="share of a device's memory that vLLM may use (vLLM's own default)",
     )
     group.addoption(
         "--matrix-out",
@@ -109,7 +146,13 @@ def _start(config: pytest.Config) -> None:
         option.case_timeout,
         option.matrix_out,
         option.isolation,
-        option.model_runner,
+        sweep=option.sweep,
+        shard=option.shard,
+        block_sizes=option.block_size,
+        tensor_parallel_sizes=option.tensor_parallel_size,
+        model_runners=option.model_runner,
+        max_model_len=option.max_model_len,
+        gpu_memory_utilization=option.gpu_memory_utilization,
     )
     config.stash[RUN] = run = session.resolve(chosen)
     if not hasattr(config, "workerinput"):
@@ -204,11 +247,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Prove the reductions that the selected cells need, before any of them runs."""
+    """Keep this shard's cells, and prove the reductions that they need, before any of them runs."""
+    if RUN in config.stash:
+        _deselect(config, items)
     if LAUNCHER not in config.stash or hasattr(config, "workerinput"):
         return  # a worker has no way to end the run: there the cells themselves say what is wrong
     run, reductions = config.stash[RUN], config.stash[REDUCTIONS]
-    cells = [cell for item in items if (cell := cell_of(item)) is not None]
+    cells = [c for item in items if (c := cell_of(item)) is not None and not c.lacks]
     try:
         # Planned side by side, as far as there is room.
         launcher = config.stash[LAUNCHER]
@@ -221,13 +266,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         pytest.exit(f"kvmatrix: {safe.printable(str(error))}", returncode=EXIT_INFRA)
 
 
+def _deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take out of `items` what is in other shards. Before -k has had its say would split more
+    evenly, but leave parts with nothing to do."""
+    asked = config.stash[RUN].options.shard
+
+    def group(item: pytest.Item) -> object:
+        cell = cell_of(item)
+        return item.nodeid if cell is None else (cell.engine, cell.device.spec, cell.model.key)
+
+    kept = set(members(items, asked, group))
+    others = [item for item in items if item not in kept]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item in kept]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
     launcher = session.config.stash.get(LAUNCHER, None)
     if launcher is not None and not hasattr(session.config, "workerinput"):
         run = session.config.stash[RUN]
         launcher.plan(
-            run.request(cell) for item in session.items if (cell := cell_of(item)) is not None
+            run.request(cell)
+            for item in session.items
+            if (cell := cell_of(item)) is not None and not cell.lacks
         )
     return (yield)
 
@@ -236,8 +299,10 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
 def outcome(request: pytest.FixtureRequest, cell: Cell) -> Outcome:
     """The cell's record from its child, judged."""
     run, launcher = request.config.stash[RUN], request.config.stash[LAUNCHER]
-    wanted = run.need(cell, request.config.stash[REDUCTIONS])
-    lacking = None if wanted is None else wanted.lacking(cell.device)
+    lacking = cell.lacks
+    wanted = None if lacking else run.need(cell, request.config.stash[REDUCTIONS])
+    if wanted is not None:
+        lacking = wanted.lacking(cell.device)
     if lacking is not None:
         result = run.skipped(cell, lacking)
     else:

@@ -133,3 +133,6 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
         )
     }
 )
+
+SWEEP = ("t4", "a100", "a10", "l40s", "h200", "b200", "b300", "rtx-pro-6000", "gb10")
+"""One profile for each compute capability, the one with the most memory where it matters."""

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from harness import output
-from harness.case import DEFAULT, Case
+from harness.case import DEFAULT
 from harness.device import GIB, KIB, SHARED_MEMORY, Device
 from harness.errors import InfraError, UsageError
 from harness.kinds import differences
@@ -154,9 +154,17 @@ class Reductions:
 
     def _plans(self, cell: Cell) -> tuple[Request, Request]:
         """The full and the reduced model, to be planned."""
-        case = Case(cell.model.key, DEFAULT, cell.case.kv_cache_dtype)
+        case = replace(cell.case, backend=DEFAULT, model_runner="")
         place = planning_device(cell.device)
-        full = Request(case, place, cell.engine, DEPTH, SECONDS, cell.model.path)
+        full = Request(
+            case,
+            place,
+            cell.engine,
+            DEPTH,
+            SECONDS,
+            cell.model.path,
+            cell.model.start.engine_args,
+        )
         return full, replace(full, model_path=reduced_folder(self._cache, cell.model))
 
     def _kept(self, cell: Cell) -> Proof:

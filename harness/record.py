@@ -157,6 +157,10 @@ class Record:
     stage: str
     """The stage that was reached, or that was running when it failed."""
     end: str = "finished"
+    block_size: int = 0
+    """Tokens asked for; 0 where the option was not passed."""
+    tensor_parallel_size: int = 1
+    """GPUs that the model is spread over; this is one of them."""
     error: Fault | None = None
     resolved: Resolved = Resolved()
     kv: tuple[KVCache, ...] = ()

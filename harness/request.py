@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from harness import safe
 from harness.case import Case
@@ -17,8 +19,8 @@ TAIL_BYTES = 8_000
 """How much of a child's output its record keeps."""
 
 
-Place = tuple[str, str]
-"""What a warm child serves: an engine's Python and a device's SPEC."""
+Place = tuple[str, str, str]
+"""What a warm child serves: an engine's Python, a device's SPEC, and a model runner (or none)."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Request:
     """Seconds that the cell may take."""
     model_path: Path
     """Folder of the model's config.json."""
+    engine_args: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Arguments of vLLM's `EngineArgs` beyond those that the case names."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -42,7 +46,7 @@ class Request:
     @property
     def place(self) -> Place:
         """The place that it needs."""
-        return (self.engine.python, self.device.spec)
+        return (self.engine.python, self.device.spec, self.case.model_runner)
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,8 @@ def observed(request: Request, ended: Ended, record: Path, log: Path) -> Record:
         model=request.case.model,
         backend=request.case.backend,
         kv_cache_dtype=request.case.kv_cache_dtype,
+        block_size=request.case.block_size,
+        tensor_parallel_size=request.case.tensor_parallel_size,
         device=request.device.spec,
         device_kind=request.device.kind,
         capability=request.device.capability,

@@ -60,6 +60,7 @@ class Run:
             self._depth(cell),
             self.options.timeout_on(place),
             path,
+            self.options.engine_args(cell.model.start.engine_args),
         )
 
     def _depth(self, cell: Cell) -> str:
@@ -105,7 +106,9 @@ class Run:
         capability = cell.device.capability
         return expect.Expectation(
             expect.find(self.explicit, cell.case.id, capability),
-            known.find(self.known, cell.case.id, cell.engine.version, cell.device.spec, capability),
+            known.find(
+                self.known, cell.case.base, cell.engine.version, cell.device.spec, capability
+            ),
         )
 
     def need(self, cell: Cell, reductions: Reductions) -> Need | None:
@@ -137,12 +140,12 @@ def resolve(options: Options, models: Path = plan.MODELS) -> Run:
     )
     plan.check_pairs(options.devices, engines)
     found = plan.models(models)
-    cells = plan.cells(found, options.devices, engines)
+    cells = plan.cells(found, options.devices, engines, options.axes)
     source = models.parent / "known.yaml"
     entries = known.load(source.read_text(encoding="utf-8")) if source.is_file() else ()
     starts = {(cell.engine.version, cell.device.spec, cell.device.capability) for cell in cells}
     entries = known.relevant(entries, starts)
-    problems = known.check(entries, {cell.case.id for cell in cells}, date.today())
+    problems = known.check(entries, {cell.case.base for cell in cells}, date.today())
     if problems:
         raise UsageError("cases/known.yaml: " + "; ".join(problems))
     return Run(
@@ -187,7 +190,7 @@ def engine_environ(cache: Path, python: Path) -> Mapping[str, str]:
 def launch_environ(run: Run, request: Request) -> Mapping[str, str]:
     """The environment of a cell's child."""
     if request.device.real:
-        return environ.real(request.device, os.environ, run.options.model_runner)
+        return environ.real(request.device, os.environ, request.case.model_runner or None)
     folder = engine_folder(run.cache, request.engine.python)
     return environ.virtual(request.device.to_json(), folder)
 

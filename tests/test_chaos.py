@@ -97,7 +97,7 @@ def check(planted: Path, text: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("isolation", ["fork", "spawn"])
 def test_each_gets_its_verdict_and_nothing_is_left(planted: Path, isolation: str) -> None:
-    done = finished(planted, "-k", "dsv4", "--isolation", isolation)
+    done = finished(planted, "-k", "dsv4-default", "--isolation", isolation)
     assert 1 == done.returncode, done.stdout + done.stderr
     found = check(planted, done.stdout)
     reasons = {name: found[f"dsv4-default-{name}"]["reason"] for name in ACTS}
@@ -120,7 +120,7 @@ def test_each_gets_its_verdict_and_nothing_is_left(planted: Path, isolation: str
 
 
 def test_xdist_workers_report_them_too(planted: Path) -> None:
-    done = finished(planted, "-k", "dsv4", "-n", "2")
+    done = finished(planted, "-k", "dsv4-default", "-n", "2")
     assert 1 == done.returncode, done.stdout + done.stderr
     check(planted, done.stdout)
 

@@ -240,7 +240,7 @@ def test_devices_of_one_name_are_told_apart_by_their_uuids() -> None:
 def test_devices_whose_uuids_begin_alike_are_told_apart_by_all_of_them() -> None:
     alike = Discovery((real("GPU-11111111-aaaa"), real("GPU-11111111-bbbb")))
     ids = [pool.device.id for pool in select(["cuda:0", "cuda:1"], lambda: alike)]
-    assert ["NVIDIA_H200-11111111_aaaa", "NVIDIA_H200-11111111_bbbb"] == ids
+    assert ["NVIDIA_H200-11111111-aaaa", "NVIDIA_H200-11111111-bbbb"] == ids
 
 
 @pytest.mark.parametrize(

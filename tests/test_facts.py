@@ -30,7 +30,7 @@ def test_facts_survive_json() -> None:
 
 def test_the_json_form_is_plain_data_with_a_schema() -> None:
     data = json.loads(dumps(FACTS))
-    assert 2 == data["schema"]
+    assert 3 == data["schema"]
     assert ["auto", "bfloat16", "fp8"] == data["kv_cache_dtypes"]
     assert {"DeepseekV4ForCausalLM": ["FLASHMLA_SPARSE_DSV4"]} == data["model_backends"]
     assert data["flashinfer"] is None
@@ -50,8 +50,8 @@ def test_the_cpus_own_backends_are_told_by_their_names() -> None:
 @pytest.mark.parametrize(
     ("message", "change"),
     [
-        ("schema 1 is not 2", {"schema": 1}),
-        ("schema None is not 2", {"schema": None}),
+        ("schema 1 is not 3", {"schema": 1}),
+        ("schema None is not 3", {"schema": None}),
         (r"missing or unknown \['gpu'\]", {"gpu": "H200"}),
         ("version is not a string but 33", {"version": 33}),
         ("torch is not a string but None", {"torch": None}),
@@ -62,6 +62,8 @@ def test_the_cpus_own_backends_are_told_by_their_names() -> None:
         ("platform 'rocm' is none of", {"platform": "rocm"}),
         ("model_backends is not an object", {"model_backends": []}),
         ("model_backends is not a list of strings", {"model_backends": {"A": "B"}}),
+        ("kind_backends is not a list of strings", {"kind_backends": {"mla": "B"}}),
+        ("architectures is not a list of strings", {"architectures": "LlamaForCausalLM"}),
     ],
 )
 def test_json_that_holds_no_facts_says_why(message: str, change: dict[str, Any]) -> None:

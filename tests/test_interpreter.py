@@ -29,6 +29,8 @@ TOLD: dict[str, Any] = {
     "model_backends": {},
     "platform": "cuda",
     "cpu_backends": [],
+    "kind_backends": {},
+    "architectures": ["LlamaForCausalLM"],
 }
 
 

@@ -1,8 +1,8 @@
 """The child, run under the engine's interpreter: `python harness/engine/__main__.py COMMAND`.
 
 `facts` prints what the engine is as one line of JSON, `preflight` what the device is to torch and
-to vLLM. `serve MODEL_PATH MODULES` imports vLLM once and forks per cell; `once` runs each cell in
-an interpreter that has imported nothing. Both speak the protocol of `server.py`.
+to vLLM. `serve` imports vLLM once and forks per cell; `once` runs each cell in an interpreter
+that has imported nothing. Both speak the protocol of `server.py`.
 The device comes from the environment (`environ.DEVICE_VARIABLE`).
 """
 
@@ -54,8 +54,9 @@ def _cell(device: Device, settings: dict[str, str], request: dict[str, Any], tel
     from harness.engine import probe, server, warm
 
     record = probe.run(
-        Case(request["model"], request["backend"], request["kv_cache_dtype"]),
+        Case(**request["case"]),
         Path(request["model_path"]),
+        request["engine_args"],
         device,
         request["depth"],
         engine,
@@ -63,14 +64,13 @@ def _cell(device: Device, settings: dict[str, str], request: dict[str, Any], tel
         settings=settings,
     )
     server.write_record(record, Path(request["record"]))
-    modules = request.get("modules")
-    if device.real and modules and record.complete and not Path(modules).exists():
-        warm.keep_names(Path(modules), warm.new_modules(before))
+    modules = Path(request["modules"])
+    # A virtual cell that fails has imported what the next one needs, too.
+    if (record.complete or not device.real) and not modules.exists():
+        warm.keep_names(modules, warm.new_modules(before))
 
 
-def _serve(
-    device: Device, settings: dict[str, str], model_path: Path, modules: Path, replies: int
-) -> int:
+def _serve(device: Device, settings: dict[str, str], replies: int) -> int:
     from harness.engine import warm
     from harness.engine.processes import die_with_parent
     from harness.engine.server import Server
@@ -78,19 +78,14 @@ def _serve(
     die_with_parent()
     began = time.perf_counter()
     engine = _become(device)
-    before = None
     if device.real:
         from vllm import LLM  # noqa: F401 - a lazy name: the import is what takes long
 
-        before = warm.learner(device, modules)
-        before()
-    else:
-        warm.virtual(device, model_path, engine, modules)
     server = Server(
-        lambda request, tell: _cell(device, settings, {**request, "modules": str(modules)}, tell),
+        lambda request, tell: _cell(device, settings, request, tell),
         replies,
         warm=True,
-        before=before,
+        before=warm.learner(device, engine),
     )
     server.say(
         {
@@ -144,8 +139,8 @@ def main(arguments: list[str]) -> int:
 
             os.write(replies, json.dumps(preflight.look()).encode() + b"\n")
             return 0
-        case ["serve", model_path, modules]:
-            return _serve(device, settings, Path(model_path), Path(modules), replies)
+        case ["serve"]:
+            return _serve(device, settings, replies)
         case ["once"]:
             return _once(device, settings, replies)
     print(f"unknown command: {' '.join(arguments) or '(none)'}", file=sys.stderr)

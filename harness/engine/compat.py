@@ -234,6 +234,29 @@ def backend_names() -> tuple[str, ...]:
     return tuple(AttentionBackendEnum.__members__)
 
 
+def considered_backends(use_mla: bool) -> set[str]:
+    """Names of the backends that vLLM's CUDA platform puts in order for a model, whatever the
+    compute capability, the heads, and the kv_cache_dtype."""
+    from vllm.platforms import cuda
+    from vllm.platforms.interface import DeviceCapability
+
+    return {
+        str(backend.name)
+        for major in range(7, 13)
+        for kv_cache_dtype in (None, "fp8")
+        for heads in (16, 128)
+        for prefix in (False, True)
+        for backend in call(
+            cuda._get_backend_priorities,
+            use_mla=use_mla,
+            device_capability=DeviceCapability(major, 0),
+            num_heads=heads,
+            kv_cache_dtype=kv_cache_dtype,
+            use_mm_prefix=prefix,
+        )
+    }
+
+
 def commit() -> str | None:
     """The commit that this vLLM was built from, where it tells."""
     from vllm import _version

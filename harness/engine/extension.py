@@ -17,8 +17,8 @@ class Extension:
     vllm_config: Any
     model_runner: Any
 
-    def kvmatrix_observe(self, model: str, backend: str, kv_cache_dtype: str) -> str:
-        """What this worker's KV cache became, as a JSON object of parts of a Record."""
+    def kvmatrix_observe(self, case: str) -> str:
+        """What this worker's KV cache became, for a Case as JSON: parts of a Record as JSON."""
         config = self.model_runner.kv_cache_config
         seen = Observed(
             vllm_config=self.vllm_config,
@@ -32,7 +32,7 @@ class Extension:
             for name in seen.specs
             if hasattr(holders[name], "kv_cache")
         }
-        case = Case(model, backend, kv_cache_dtype)
+        asked = Case(**json.loads(case))
         return json.dumps(
             {
                 "resolved": to_json(observe.resolved(seen)),
@@ -40,7 +40,7 @@ class Extension:
                 "groups": [to_json(one) for one in observe.groups(seen)],
                 "num_blocks": observe.num_blocks(seen),
                 "kv_bytes_per_token": observe.bytes_per_token(seen),
-                "declared": [to_json(one) for one in observe.declared(seen, case)],
+                "declared": [to_json(one) for one in observe.declared(seen, asked)],
                 "weights_bytes": compat.weights_bytes(self.model_runner.get_model()),
                 "planned_bytes": sum(int(one.size) for one in config.kv_cache_tensors),
                 "model_runner": compat.model_runner(self.model_runner),

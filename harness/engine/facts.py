@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import vllm
 
-from harness.engine import compat
-from harness.facts import cpu_backends
+from harness.engine import compat, seams
+from harness.facts import KINDS, cpu_backends
 
 _OTHER_DEVICES = frozenset({"amd", "cpu", "xpu"})
 
@@ -37,6 +37,8 @@ def read() -> dict[str, Any]:
         "model_backends": model_backends(),
         "platform": "cpu" if cuda is None else "cuda",
         "cpu_backends": list(cpu_backends(backends)) if cuda is None else [],
+        "kind_backends": kind_backends() if cuda is not None else {},
+        "architectures": sorted(compat.model_modules()),
     }
 
 
@@ -45,6 +47,20 @@ def _version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def kind_backends() -> dict[str, list[str]]:
+    """One of `harness.facts.KINDS` -> backends that vLLM's CUDA platform considers for it on any
+    compute capability, in the order of the enum."""
+    order = list(compat.backend_names())
+    found: dict[str, set[str]] = {kind: set() for kind in KINDS}
+    # Some backends allocate a workspace where they are imported.
+    with seams.META, seams.OnMeta():
+        for use_mla in (False, True):
+            for name in compat.considered_backends(use_mla):
+                sparse = use_mla and bool(compat.backend_class(name).is_sparse())
+                found["sparse" if sparse else "mla" if use_mla else "regular"].add(name)
+    return {kind: sorted(names, key=order.index) for kind, names in found.items()}
 
 
 def model_backends() -> dict[str, list[str]]:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from harness.case import Case
 from harness.device import Device
@@ -52,6 +53,7 @@ def _kept_log(into: list[str]) -> Iterator[None]:
 def run(
     case: Case,
     model_path: Path,
+    engine_args: Mapping[str, Any],
     device: Device,
     depth: str,
     engine: str,
@@ -73,7 +75,7 @@ def run(
     fault: Fault | None = None
     try:
         with _kept_log(seen.log):
-            start(case, model_path, device, depth, seen, tell)
+            start(case, model_path, engine_args, device, depth, seen, tell)
     except Exception as error:
         traceback.print_exc()
         fault = _fault(error)
@@ -94,6 +96,8 @@ def run(
         model=case.model,
         backend=case.backend,
         kv_cache_dtype=case.kv_cache_dtype,
+        block_size=case.block_size,
+        tensor_parallel_size=case.tensor_parallel_size,
         device=device.spec,
         device_kind=device.kind,
         capability=device.capability,

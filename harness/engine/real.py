@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def used_bytes(device: Device) -> int | None:
 def start(
     case: Case,
     model_path: Path,
+    engine_args: Mapping[str, Any],
     device: Device,
     depth: str,
     seen: Observed,
@@ -58,7 +60,8 @@ def start(
     with _Meter(device, tell) as watcher:
         watcher.enter("config")
         try:
-            _go(case, model_path, device, depth, seen, watcher)
+            options = arguments.options(model_path, case, engine_args)
+            _go(options, case, device, depth, seen, watcher)
         except BaseException as error:
             watcher.enter(stage_of_traceback(error.__traceback__))
             observe.recover(seen, error)
@@ -69,20 +72,22 @@ def start(
 
 
 def _go(
-    case: Case, model_path: Path, device: Device, depth: str, seen: Observed, watcher: _Meter
+    options: dict[str, Any],
+    case: Case,
+    device: Device,
+    depth: str,
+    seen: Observed,
+    watcher: _Meter,
 ) -> None:
     from vllm import LLM
 
-    options = arguments.options(model_path, case)
     if device.kind == "cpu":
         options["kv_cache_memory_bytes"] = CPU_KV_BYTES
     llm = LLM(worker_extension_cls=EXTENSION, **options)
     # Initialisation has gone through: a stage too short to be seen has been passed, too.
     watcher.enter("warmup")
     seen.vllm_config = llm.llm_engine.vllm_config
-    (text,) = llm.collective_rpc(
-        "kvmatrix_observe", args=(case.model, case.backend, case.kv_cache_dtype)
-    )
+    (text,) = llm.collective_rpc("kvmatrix_observe", args=(json.dumps(asdict(case)),))
     seen.told = json.loads(text)
     used = watcher.used
     seen.memory = Memory(

@@ -35,9 +35,10 @@ class Server:
         replies: int,
         *,
         warm: bool,
-        before: Callable[[], None] | None = None,
+        before: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        """`warm` where this process has imported vLLM; `before` runs before each cell."""
+        """`warm` where this process has imported vLLM; `before` is told of each
+        cell before it runs."""
         self._body = body
         self._replies = replies
         self._warm = warm
@@ -82,7 +83,7 @@ class Server:
 
     def _start(self, request: dict[str, Any]) -> None:
         if self._before is not None:
-            self._before()
+            self._before(request)
         cell = keeper.start(
             lambda tell: self._body(request, tell),
             Path(request["log"]),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -52,10 +52,17 @@ class _Executor:
 
 class _Start:
     def __init__(
-        self, model_path: Path, case: Case, device: Device, depth: str, seen: Observed
+        self,
+        model_path: Path,
+        case: Case,
+        engine_args: Mapping[str, Any],
+        device: Device,
+        depth: str,
+        seen: Observed,
     ) -> None:
         self.model_path = model_path
         self.case = case
+        self.engine_args = engine_args
         self.device = device
         self.depth = depth
         self.seen = seen
@@ -77,7 +84,9 @@ class _Start:
     def go(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
         self.enter("config")
-        self.seen.vllm_config = config = arguments.config(self.model_path, self.case)
+        self.seen.vllm_config = config = arguments.config(
+            self.model_path, self.case, self.engine_args
+        )
         from vllm.config import set_current_vllm_config
         from vllm.utils.torch_utils import set_default_torch_dtype
 
@@ -144,6 +153,7 @@ class _Start:
 def start(
     case: Case,
     model_path: Path,
+    engine_args: Mapping[str, Any],
     device: Device,
     depth: str,
     seen: Observed,
@@ -152,7 +162,7 @@ def start(
     """Start `case` up to stage `depth`, filling `seen`. Raises what vLLM raises."""
     if device.kind == "cpu":
         seams.without_cuda()
-    this = _Start(model_path, case, device, depth, seen)
+    this = _Start(model_path, case, engine_args, device, depth, seen)
     try:
         this.go(tell)
     except _Reached:

@@ -11,8 +11,9 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from harness.case import Case
 from harness.device import Device
@@ -39,11 +40,12 @@ def keep_names(path: Path, names: Iterable[str]) -> None:
         os.replace(temporary, path)
 
 
-def scout(device: Device, model_path: Path, engine: str) -> list[str]:
-    """Modules that one cell imports beyond those of this process, in the order of import.
+def scout(device: Device, request: Mapping[str, Any], engine: str) -> list[str]:
+    """Modules that the cell of `request` imports beyond those of this process, in the order of
+    import.
 
-    Found by a cell in a fork, so that this process keeps vLLM's caches and one-time log lines
-    untouched, and every cell starts from the same state.
+    Found in a fork, so that this process keeps vLLM's caches and one-time log lines untouched, and
+    every cell starts from the same state.
     """
     before = set(sys.modules)
     readable, writable = os.pipe()
@@ -54,7 +56,8 @@ def scout(device: Device, model_path: Path, engine: str) -> list[str]:
             die_with_parent()
             from harness.engine import probe
 
-            probe.run(Case("scout"), model_path, device, "allocate", engine)
+            path, given = Path(request["model_path"]), request["engine_args"]
+            probe.run(Case("scout"), path, given, device, "allocate", engine)
             with os.fdopen(writable, "w") as file:
                 json.dump(new_modules(before), file)
         finally:
@@ -88,29 +91,29 @@ def settle() -> None:
     gc.freeze()
 
 
-def virtual(device: Device, model_path: Path, engine: str, modules: Path) -> None:
-    """Warm up for a virtual device; `modules` keeps between runs what the scout found."""
-    names = kept_names(modules)
-    if not names:
-        names = scout(device, model_path, engine)
-        if names:  # a scout that died knows nothing worth keeping
-            keep_names(modules, names)
-    preload(names)
-    settle()
+def learner(device: Device, engine: str) -> Callable[[Mapping[str, Any]], None]:
+    """What to do before the fork of each request, so that what its model needs is imported once.
 
+    The names lie in the request's `modules`, left by an earlier run or by the model's first cell.
+    On a virtual device, where cells are many and short, the first is preceded by a scout.
+    """
+    done: set[str] = set()
+    scouted: set[str] = set()
 
-def learner(device: Device, modules: Path) -> Callable[[], None]:
-    """For a real device, where no cell is spent on scouting: what to do before each fork, so that
-    what the first cell left at `modules` is imported once."""
-    done = False
-
-    def before() -> None:
-        nonlocal done
-        names = [] if done else kept_names(modules)
+    def before(request: Mapping[str, Any]) -> None:
+        path = str(request["modules"])
+        if path in done:
+            return
+        names = kept_names(Path(path))
+        if not names and not device.real and path not in scouted:
+            scouted.add(path)
+            names = scout(device, request, engine)
+            if names:  # a scout that died knows nothing worth keeping
+                keep_names(Path(path), names)
         if not names:
             return
-        done = True
-        if device.kind != "cpu":
+        done.add(path)
+        if device.kind not in ("cpu", "virtual"):
             names = [name for name in names if name.startswith(_QUIET)]
             if not _stays_off_cuda(names):
                 return

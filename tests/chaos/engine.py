@@ -33,11 +33,11 @@ def record(request: dict[str, Any], name: str | None = None) -> Record:
     from harness.record import Fault
 
     device = device_of_environment()
-    dtype = name or request["kv_cache_dtype"]
+    dtype = name or request["case"]["kv_cache_dtype"]
     return Record(
-        id=f"{request['model']}-{request['backend']}-{dtype}",
-        model=request["model"],
-        backend=request["backend"],
+        id=f"{request['case']['model']}-{request['case']['backend']}-{dtype}",
+        model=request["case"]["model"],
+        backend=request["case"]["backend"],
         kv_cache_dtype=dtype,
         device=device.spec,
         device_kind=device.kind,
@@ -47,7 +47,7 @@ def record(request: dict[str, Any], name: str | None = None) -> Record:
         stage="config",
         error=Fault("ValueError", ("ValueError", "Exception"), f"kv_cache_dtype {dtype}", "x:y"),
         resolved=Resolved(),
-        declared=(Declared(request["backend"], ("no",)),),
+        declared=(Declared(request["case"]["backend"], ("no",)),),
         seconds={"total": 0.1},
     )
 
@@ -209,6 +209,8 @@ def main(arguments: list[str]) -> int:
             "model_backends": {},
             "platform": "cpu" if cpu else "cuda",
             "cpu_backends": [],
+            "kind_backends": {},
+            "architectures": [],
         }
         os.write(replies, json.dumps(facts).encode() + b"\n")
         return 0
@@ -216,13 +218,13 @@ def main(arguments: list[str]) -> int:
     warm = arguments[0] == "serve"
 
     def body(request: dict[str, Any], tell: Any) -> None:
-        if warm and request["kv_cache_dtype"] == "stuck":
+        if warm and request["case"]["kv_cache_dtype"] == "stuck":
             time.sleep(600)
         tell("model")
         if os.environ.get("CHAOS_DTYPES") and request["depth"] == "allocate":
             plan(request)
             return
-        ACTS.get(request["kv_cache_dtype"], fine)(request)
+        ACTS.get(request["case"]["kv_cache_dtype"], fine)(request)
 
     server = Server(body, replies, warm=warm)
     server.say({"ready": {"forks": True}})
