@@ -9,6 +9,7 @@ from datetime import date
 from fnmatch import fnmatchcase
 from typing import Any
 
+import bracex
 import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -22,6 +23,9 @@ FAILURES = tuple(v for v in VERDICTS if v not in PASSING | {"infra", "skipped", 
 UNREPORTED = "vllm:unreported"
 """In place of a link, for a fault that has no public issue yet; such an entry must reproduce."""
 
+LIMIT = 1000
+"""Patterns that one word of `cells` may expand to."""
+
 _REQUIRED = ("name", "cells", "verdict", "signature", "link", "since", "expires", "reason")
 _OPTIONAL = ("engines", "devices", "reproduce")
 
@@ -32,7 +36,7 @@ class Known:
 
     name: str
     cells: tuple[str, ...]
-    """Case ids, or fnmatch patterns of them."""
+    """Case ids, or fnmatch patterns of them; braces of the file are expanded."""
     verdict: str
     signature: str
     """A part of the reason or of the error's message or place."""
@@ -104,7 +108,7 @@ def _entry(raw: Any, where: str) -> Known:
         raise UsageError(f"{where}: link {link!r} is neither a URL nor {UNREPORTED}")
     return Known(
         name=str(raw["name"]),
-        cells=_words(raw["cells"], f"{where}: cells"),
+        cells=_patterns(_words(raw["cells"], f"{where}: cells"), f"{where}: cells"),
         verdict=str(raw["verdict"]),
         signature=str(raw["signature"]),
         link=link,
@@ -115,6 +119,14 @@ def _entry(raw: Any, where: str) -> Known:
         devices=_words(raw.get("devices", []), f"{where}: devices"),
         reproduce=str(raw.get("reproduce", "")).strip(),
     )
+
+
+def _patterns(words: tuple[str, ...], where: str) -> tuple[str, ...]:
+    """The words with their braces expanded, as a shell does: `a-{b,c}` is `a-b` and `a-c`."""
+    try:
+        return tuple(pattern for word in words for pattern in bracex.iexpand(word, limit=LIMIT))
+    except bracex.ExpansionLimitException:
+        raise UsageError(f"{where}: braces that mean more than {LIMIT} cells") from None
 
 
 def _words(raw: Any, where: str) -> tuple[str, ...]:

@@ -204,3 +204,23 @@ def test_an_entry_of_another_device_is_not_relevant(
     """A CPU has none of the cells that an entry for Hopper names."""
     entries = load(ENTRY.replace('sm120, "virtual:rtx-*"', devices))
     assert speaks == bool(relevant(entries, [start]))
+
+
+def test_braces_are_expanded_as_a_shell_does() -> None:
+    text = ENTRY.replace('[dsv4-default-unset, "dsv4-*-auto"]', '["dsv4{,-pro}-default-{a,b*}"]')
+    (known,) = load(text)
+    names = ("dsv4-default-a", "dsv4-default-b*", "dsv4-pro-default-a", "dsv4-pro-default-b*")
+    assert names == known.cells
+    # Each of them must be there: a family that has gone must not keep its entry.
+    assert ["sm120-auto: no cell 'dsv4-pro-default-b*'"] == [
+        problem.partition(",")[0]
+        for problem in check(
+            [known], ["dsv4-default-a", "dsv4-default-bc", "dsv4-pro-default-a"], known.since
+        )
+    ]
+
+
+def test_braces_without_bound_are_refused() -> None:
+    text = ENTRY.replace('"dsv4-*-auto"', '"dsv4-{1..2000}"')
+    with pytest.raises(UsageError, match=r"braces that mean more than 1000 cells"):
+        load(text)
