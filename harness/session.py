@@ -12,7 +12,18 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from harness import device, expect, install, known, layout, plan, proof, schedule, verdict
+from harness import (
+    checkpoint,
+    device,
+    expect,
+    install,
+    known,
+    layout,
+    plan,
+    proof,
+    schedule,
+    verdict,
+)
 from harness.device import Device, Pool
 from harness.engine import environ
 from harness.errors import UsageError
@@ -78,9 +89,10 @@ class Run:
 
         def oracle(record: Record) -> list[str] | None:
             try:
-                return layout.compare(config, record.kv, record.resolved, record.capability)
+                lines = layout.compare(config, record.kv, record.resolved, record.capability)
             except layout.UnknownLayout:
                 return None
+            return lines + checkpoint.differences(config, record)
 
         expectation = self.expectation(cell)
         return Outcome(
@@ -161,10 +173,10 @@ def resolve(options: Options, models: Path = plan.MODELS) -> Run:
 
 
 def explicit_cases(folder: Path, models: Sequence[Model]) -> tuple[Explicit, ...]:
-    """`EXPLICIT` of `cases/<model>.py` for each model that has such a file."""
+    """`EXPLICIT` of `cases/<model>.py`, dashes as underscores, for each model that has one."""
     found: list[Explicit] = []
     for model in models:
-        path = folder / f"{model.key}.py"
+        path = folder / f"{model.key.replace('-', '_')}.py"
         if not path.is_file():
             continue
         spec = importlib.util.spec_from_file_location(f"kvmatrix_cases_{model.key}", path)
