@@ -138,8 +138,6 @@ _OPTION_NAMES = (
     "kv_cache_dtype",
     "kv-cache-dtype",
     "kv cache dtype",
-    "kv-cache",
-    "kv cache",
     "cache_dtype",
     "attention backend",
     "attention_backend",
@@ -216,7 +214,11 @@ def _flaw(fault: Fault, case: Case) -> str:
     names = _OPTION_NAMES if case.backend == DEFAULT else (*_OPTION_NAMES, case.backend.lower())
     if any(name in message for name in names):
         return ""
-    if case.kv_cache_dtype not in (UNSET, "auto") and _names(message, case.kv_cache_dtype.lower()):
+    # By its full name, or that of its format: `TurboQuant` for turboquant_k8v4.
+    asked = case.kv_cache_dtype.lower()
+    if asked not in (UNSET, "auto") and any(
+        _names(message, name) for name in (asked, asked.partition("_")[0])
+    ):
         return ""
     return "the message names neither option nor backend"
 

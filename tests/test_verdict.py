@@ -182,7 +182,7 @@ def test_a_clear_refusal_of_what_is_declared_unsupported_is_rejected() -> None:
 
 
 def test_a_clear_refusal_where_nobody_declares_anything_is_rejected() -> None:
-    found = judged(failed("nvfp4", "NotImplementedError", "this KV cache", declared=()))
+    found = judged(failed("nvfp4", "NotImplementedError", "this nvfp4 cache", declared=()))
     assert ("rejected", ()) == (found.verdict, found.remarks)
 
 
@@ -549,3 +549,16 @@ def test_a_reason_is_one_line_of_a_sensible_length() -> None:
     found = judged(failed("nvfp4", "ValueError", "kv_cache_dtype\n" + "x" * 5000, declared=()))
     assert "ValueError: kv_cache_dtype xxx" == found.reason[:30]
     assert len("ValueError: ") + 300 == len(found.reason)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "dtype", "message"),
+    [
+        ("rejected", "turboquant_k8v4", "TurboQuant KV cache requires full-attention layers"),
+        # It speaks of the KV cache, and yet of nothing that was passed.
+        ("unclean", "turboquant_k8v4", "No KV cache layout satisfies every supported set"),
+        ("unclean", "ultraquant_4bit", "TurboQuant KV cache requires full-attention layers"),
+    ],
+)
+def test_a_refusal_names_what_was_passed(verdict: str, dtype: str, message: str) -> None:
+    assert verdict == judged(failed(dtype, "ValueError", message, declared=())).verdict
