@@ -31,6 +31,7 @@ def main() -> None:
     record = probe.run(
         Case("dsv4"),
         Path(sys.argv[1]),
+        {},
         device_of_environment(),
         "allocate",
         vllm.__version__,
