@@ -74,7 +74,7 @@ def test_the_model_runner_that_is_asked_for_is_used(matrix: Matrix) -> None:
     """vLLM's newer runner needs a Triton for CPUs, which the build lacks: it says so."""
     done = matrix("-k", "llama3-default-auto", *CPU, "--model-runner", "v2")
     assert 1 == done.code, done.text
-    assert "Model Runner V2" in done.cells["llama3-default-auto"]["error"]["message"]
+    assert "Model Runner V2" in done.cells["llama3-default-auto-v2"]["error"]["message"]
 
 
 def test_workers_share_the_cells_of_a_cpu(matrix: Matrix) -> None:
