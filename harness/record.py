@@ -128,7 +128,7 @@ class Memory:
     available_bytes: int
     """What planning was given for the KV cache."""
     weights_fit: bool
-    """False where the weights alone exceed one device: planned as if they lay elsewhere."""
+    """False where the weights leave no room for one request: planned as if they lay elsewhere."""
     used_before_bytes: int | None = None
     """Measured in use before the engine started: on the device, for a CPU of the process. None on
     a virtual device, and where it could not be measured; the same for those that follow."""

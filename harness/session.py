@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -165,26 +165,26 @@ def resolve(options: Options, models: Path = plan.MODELS) -> Run:
         engines,
         found,
         cells,
-        explicit_cases(models.parent, found),
+        explicit_cases(models.parent),
         entries,
         cache,
         schedule.bound(),
     )
 
 
-def explicit_cases(folder: Path, models: Sequence[Model]) -> tuple[Explicit, ...]:
-    """`EXPLICIT` of `cases/<model>.py`, dashes as underscores, for each model that has one."""
+def explicit_cases(folder: Path) -> tuple[Explicit, ...]:
+    """`EXPLICIT` of every module in `folder` that has one, in the order of their names."""
     found: list[Explicit] = []
-    for model in models:
-        path = folder / f"{model.key.replace('-', '_')}.py"
-        if not path.is_file():
+    for path in sorted(folder.glob("*.py")):
+        if path.name.startswith(("_", "test_")):
             continue
-        spec = importlib.util.spec_from_file_location(f"kvmatrix_cases_{model.key}", path)
+        name = f"kvmatrix_cases_{path.stem}"
+        spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
+        sys.modules[name] = module
         spec.loader.exec_module(module)
-        found += module.EXPLICIT
+        found += getattr(module, "EXPLICIT", ())
     return tuple(found)
 
 

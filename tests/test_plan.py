@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness import device, plan
+from harness import device, plan, session
 from harness.errors import UsageError
 from harness.facts import EngineFacts
 from harness.plan import Axes
@@ -152,3 +152,9 @@ def test_the_shipped_models_cover_the_families() -> None:
     wanted = "dsv4 dsv4-pro dsv41 dsv32 glm5 dsv3 kimi-k2 llama3 qwen3 qwen3-moe gpt-oss gemma3"
     wanted += " llama4 mistral qwen3-next kimi-linear nemotron-h jamba falcon-h1 mamba2 minimax-m2"
     assert set(wanted.split()) <= keys
+
+
+def test_explicit_cases_are_of_shipped_models() -> None:
+    keys = {model.key for model in plan.models()}
+    for one in session.explicit_cases(plan.MODELS.parent):
+        assert any(one.id.startswith(f"{key}-") for key in keys), one.id

@@ -180,6 +180,11 @@ def plan(executor: Any, vllm_config: Any) -> Any:
     return EngineCore._initialize_kv_caches(core, vllm_config)
 
 
+def request_bytes(vllm_config: Any, specs: dict[str, Any]) -> int:
+    """Bytes of KV cache that one request of the longest context needs."""
+    return sum(int(spec.max_memory_usage_bytes(vllm_config)) for spec in specs.values())
+
+
 def content_bytes(spec: Any) -> int:
     """Bytes of one block of one layer before alignment."""
     value = getattr(spec, "real_page_size_bytes", None)

@@ -127,11 +127,13 @@ class _Start:
 
     def available_memory(self) -> int:
         """Bytes for the KV cache: utilisation x memory less weights, as if the weights lay
-        elsewhere (other ranks) where they do not fit on one device."""
+        elsewhere (other ranks) where they leave no room for one request on the device."""
         weights = compat.weights_bytes(self._model)
+        request = compat.request_bytes(self.seen.vllm_config, self.seen.specs)
         share = self.seen.vllm_config.cache_config.gpu_memory_utilization
         budget = int(self.device.memory_bytes * share)
-        fits = weights < budget
+        # Twice: groups are rounded up to whole pages of each other.
+        fits = weights + 2 * request <= budget
         self.seen.memory = Memory(
             total_bytes=self.device.memory_bytes,
             weights_bytes=weights,
