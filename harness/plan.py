@@ -69,6 +69,8 @@ class Cell:
         architectures = self.engine.architectures
         if architectures and self.model.architecture not in architectures:
             return f"vLLM {self.engine.version} has no {self.model.architecture}"
+        if self.model.start.virtual and self.device.real:
+            return f"{self.model.key} is for virtual devices: {self.model.start.virtual}"
         needs, has = self.model.start.capability, self.device.capability
         if needs is not None and has is not None and has < needs:
             return (

@@ -23,6 +23,8 @@ class Start:
     """The first compute capability that its weights can be used on; None for any."""
     why: str = ""
     """What needs that capability."""
+    virtual: str = ""
+    """Why it can start on a virtual device only; empty where it can anywhere."""
     attention: bool = True
     """False for a model without attention, which no attention backend can serve."""
 
@@ -46,7 +48,7 @@ def load(path: Path) -> Start:
             raise UsageError(f"{name}: unknown key {key!r}{hint}")
     if not isinstance(data.get("engine_args", {}), dict):
         raise UsageError(f"{name}: engine_args must be an object")
-    for key, kind in (("config", str), ("why", str), ("attention", bool)):
+    for key, kind in (("config", str), ("why", str), ("virtual", str), ("attention", bool)):
         if not isinstance(data.get(key, kind()), kind):
             raise UsageError(f"{name}: {key} must be a {kind.__name__}")
     capability = data.get("capability")

@@ -158,3 +158,11 @@ def test_explicit_cases_are_of_shipped_models() -> None:
     keys = {model.key for model in plan.models()}
     for one in session.explicit_cases(plan.MODELS.parent):
         assert any(one.id.startswith(f"{key}-") for key in keys), one.id
+
+
+def test_a_model_for_virtual_devices_is_skipped_elsewhere(tmp_path: Path) -> None:
+    model(tmp_path, "some", {"virtual": "no tokenizer"}, **llama())
+    real = replace(device.parse("virtual:h200"), kind="gpu", spec="GPU-1")
+    cells = plan.cells(plan.models(tmp_path), [device.parse("virtual:h200"), real], [FACTS])
+    told = {cell.device.kind: cell.lacks for cell in cells}
+    assert {"virtual": None, "gpu": "some is for virtual devices: no tokenizer"} == told

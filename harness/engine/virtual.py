@@ -14,7 +14,7 @@ from typing import Any
 
 from harness.case import Case
 from harness.device import Device
-from harness.engine import arguments, compat, seams
+from harness.engine import arguments, compat, seams, tokenizer
 from harness.engine.observe import Observed
 from harness.record import VIRTUAL_STAGES, Memory
 
@@ -99,7 +99,8 @@ class _Start:
             stack.enter_context(seams.META)
             stack.enter_context(seams.OnMeta())
             compat.init_workspace(seams.META)
-            self._model = compat.initialize_model(config)
+            with tokenizer.answered(config.model_config.hf_config):
+                self._model = compat.initialize_model(config)
             self.seen.built = True
             # The executor does this between loading and the KV cache.
             from vllm.platforms import current_platform
