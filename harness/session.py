@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from harness import (
-    checkpoint,
     device,
     expect,
     install,
     known,
-    layout,
     plan,
     proof,
     schedule,
@@ -32,6 +30,7 @@ from harness.facts import EngineFacts
 from harness.known import Known
 from harness.matrix import Outcome
 from harness.options import Options
+from harness.oracle import Oracle
 from harness.plan import Cell, Model
 from harness.proof import Need, Reductions
 from harness.record import STAGES, Record
@@ -86,14 +85,7 @@ class Run:
         config: Mapping[str, Any] = cell.model.config
         if cell.device.real:
             config = proof.reduced(cell.model).config
-
-        def oracle(record: Record) -> list[str] | None:
-            try:
-                lines = layout.compare(config, record.kv, record.resolved, record.capability)
-            except layout.UnknownLayout:
-                return None
-            return lines + checkpoint.differences(config, record)
-
+        oracle = Oracle(config, cell.model.start.drafts)
         expectation = self.expectation(cell)
         return Outcome(
             cell,

@@ -1,0 +1,56 @@
+"""What the layout oracle says of a whole record. Pure.
+
+The model's layers and its drafter's, as one rank has them, and the checkpoint's own quantisation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness import checkpoint, layout
+from harness.layouts import drafter, rank
+from harness.layouts.page import Config
+from harness.record import Record
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """The oracle of one cell."""
+
+    config: Config
+    """The model's config.json, of the reduced model where that is what ran."""
+    drafts: bool = False
+    """True where multi-token prediction (MTP) layers are constructed beside the model."""
+
+    def __call__(self, record: Record) -> list[str]:
+        """One line per disagreement; [] means confirmed.
+
+        A format that is not written down confirms nothing, and so is a disagreement: no page may be
+        waved through.
+        """
+        try:
+            config = rank.of(self.config, record.tensor_parallel_size)
+            lines = self._compare(config, record, draft=False)
+            if self.drafts:
+                lines += [
+                    f"drafter: {line}"
+                    for line in self._compare(drafter.of(config), record, draft=True)
+                ]
+        except layout.UnknownLayout as error:
+            return [f"no layout confirms it: {error}"]
+        if record.block_size:
+            lines += _other_blocks(record)
+        return lines + checkpoint.differences(self.config, record)
+
+    def _compare(self, config: Config, record: Record, *, draft: bool) -> list[str]:
+        kv = [cache for cache in record.kv if cache.draft == draft]
+        return layout.compare(config, kv, record.resolved, record.capability)
+
+
+def _other_blocks(record: Record) -> list[str]:
+    """One line where a block size was asked for and no layer has it."""
+    seen = sorted({cache.block_size for cache in record.kv})
+    if record.block_size in seen or not seen:
+        return []
+    blocks = ", ".join(map(str, seen))
+    return [f"block size {record.block_size} was asked for, yet blocks have {blocks} tokens"]
