@@ -133,12 +133,13 @@ def _layers(count: int) -> str:
 def _meant(cache: KVCache, pages: Sequence[Page]) -> int | None:
     """Index of the page that `cache` comes nearest to, among those of its role."""
 
-    def distance(at: int) -> tuple[bool, bool, bool, bool]:
+    def distance(at: int) -> tuple[bool, ...]:
         page = pages[at]
         return (
             page.kind not in (None, cache.kind),
             page.compress_ratio != cache.compress_ratio,
             page.block_size != cache.block_size,
+            cache.dtype not in (page.storage, *page.also),
             page.layers != cache.layers,
         )
 

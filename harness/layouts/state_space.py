@@ -15,7 +15,8 @@ from types import MappingProxyType
 from typing import Any
 
 from harness.errors import UsageError
-from harness.layouts.full_attention import FORMATS, format_of, keys_and_values
+from harness.layouts.formats import ALIKE
+from harness.layouts.full_attention import format_of, keys_and_values
 from harness.layouts.page import (
     ELEMENT_BYTES,
     Capability,
@@ -223,7 +224,7 @@ def _latent(config: Config, layout: str, block_size: int, layers: int) -> Page:
     if layout not in _LATENT:
         raise UnknownLayout(f"MLA beside linear attention has no layout {layout!r}")
     rank, rope = count(config, "kv_lora_rank"), count(config, "qk_rope_head_dim")
-    stored = FORMATS[layout]
+    stored = ALIKE[layout]
     page = block_size * stored.size(rank + rope)
     return Page(
         role="self_attn",
@@ -299,7 +300,7 @@ def _layout_of(
         return STATE_ONLY
     if storage_dtype is None and model.page is _latent:
         # The layer does not say; the tensor's own element type is looked at all the same.
-        known = FORMATS.get(
+        known = ALIKE.get(
             _own(config, capability) if kv_cache_dtype == "auto" else str(kv_cache_dtype)
         )
         storage_dtype = known.elements[0] if known else None
