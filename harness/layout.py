@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from harness.layouts import deepseek_v4, full_attention, mla, state_space, windowed
+from harness.layouts import deepseek_v4, encoder, full_attention, mla, state_space, windowed
 from harness.layouts.page import (
     ELEMENT_BYTES,
     Capability,
@@ -27,6 +27,7 @@ from harness.record import KVCache, Resolved
 __all__ = ["NoLayout", "Page", "UnknownLayout", "compare", "expected_pages", "layout_of"]
 
 _FAMILIES: dict[str, Family] = {
+    "bert": encoder.ENCODER_ONLY,
     "deepseek_v3": mla.DENSE,
     "deepseek_v32": mla.SPARSE,
     "deepseek_v4": deepseek_v4.FAMILY,
@@ -47,6 +48,7 @@ _FAMILIES: dict[str, Family] = {
     "qwen3": full_attention.FAMILY,
     "qwen3_moe": full_attention.FAMILY,
     "qwen3_next": state_space.FAMILY,
+    "whisper": encoder.ENCODER_DECODER,
 }
 """model_type -> family."""
 
