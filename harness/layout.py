@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from harness.layouts import deepseek_v4, encoder, full_attention, mla, state_space, windowed
 from harness.layouts.page import (
     ELEMENT_BYTES,
+    Blocks,
     Capability,
     Config,
     Family,
@@ -73,16 +74,18 @@ def expected_pages(
     config: Config,
     layout: str,
     capability: Capability | None,
-    block_size: int = DEFAULT_BLOCK_SIZE,
+    blocks: Blocks | int = DEFAULT_BLOCK_SIZE,
 ) -> tuple[Page, ...]:
     """Every kind of KV cache that a config.json must give, the MTP layers left out.
 
-    `block_size` in tokens is for models that leave it to vLLM or its caller; others have their own.
+    `blocks`, or their size in tokens, are for models that leave them to vLLM or its caller; others
+    have their own.
     UnknownLayout where the format is not written down here; UsageError where the config lacks a
     number. Whether a device may have this layout at all is for the backends to declare: the
     capability only tells formats apart that differ in bytes.
     """
-    return _family(config).pages(config, layout, capability, block_size)
+    blocks = Blocks(blocks) if isinstance(blocks, int) else blocks
+    return _family(config).pages(config, layout, capability, blocks)
 
 
 def compare(
@@ -90,15 +93,20 @@ def compare(
     kv: Sequence[KVCache],
     resolved: Resolved,
     capability: Capability | None,
+    asked: int = 0,
 ) -> list[str]:
     """One line per disagreement between what was seen and what must be; [] means confirmed.
+
+    `asked` is the block size that the caller passed, in tokens; 0 where none was.
 
     Tensors are looked at only where they were seen (`KVCache.shape`). Raises as `expected_pages`;
     a resolved dtype that is no layout is a disagreement.
     """
     try:
         layout = layout_of(config, resolved.kv_cache_dtype, resolved.storage_dtype, capability)
-        pages = expected_pages(config, layout, capability, _block_size(kv))
+        backends = tuple(resolved.selected.split("+")) if resolved.selected else ()
+        blocks = Blocks(_block_size(kv), asked, backends)
+        pages = expected_pages(config, layout, capability, blocks)
     except NoLayout as error:
         return [str(error)]
     lines: list[str] = []

@@ -89,7 +89,9 @@ class Run:
 
         def oracle(record: Record) -> list[str] | None:
             try:
-                lines = layout.compare(config, record.kv, record.resolved, record.capability)
+                lines = layout.compare(
+                    config, record.kv, record.resolved, record.capability, record.block_size
+                )
             except layout.UnknownLayout:
                 return None
             return lines + checkpoint.differences(config, record)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from harness.errors import UsageError
 from harness.layouts.page import (
     ELEMENT_BYTES,
+    Blocks,
     Capability,
     Config,
     Family,
@@ -99,7 +100,7 @@ def _layout_of(
 
 
 def _pages(
-    config: Config, layout: str, capability: Capability | None, _block_size: int
+    config: Config, layout: str, capability: Capability | None, _blocks: Blocks
 ) -> tuple[Page, ...]:
     if layout not in _ALIGNMENT:
         raise UnknownLayout(f"DeepSeek-V4 has no layout {layout!r}: {', '.join(_ALIGNMENT)}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.layouts.full_attention import format_of, keys_and_values
-from harness.layouts.page import Capability, Config, Family, Page, UnknownLayout, count
+from harness.layouts.page import Blocks, Capability, Config, Family, Page, UnknownLayout, count
 
 NO_CACHE = "no KV cache"
 """The layout of a model that is only an encoder: no kv_cache_dtype has a meaning there."""
@@ -34,21 +34,21 @@ def _no_layout(
 
 
 def _no_pages(
-    config: Config, layout: str, capability: Capability | None, _block_size: int
+    config: Config, layout: str, capability: Capability | None, _blocks: Blocks
 ) -> tuple[Page, ...]:
     _no_layout(config, layout, None, capability)
     return ()
 
 
 def _pages(
-    config: Config, layout: str, _capability: Capability | None, block_size: int
+    config: Config, layout: str, _capability: Capability | None, blocks: Blocks
 ) -> tuple[Page, ...]:
     # Every head has keys and values of its own, a share of the model's width (Whisper's report).
     heads = {
         "hidden_size": count(config, "d_model"),
         "num_attention_heads": count(config, "decoder_attention_heads"),
     }
-    own = keys_and_values(heads, layout, block_size, count(config, "decoder_layers"))
+    own = keys_and_values(heads, layout, blocks.size, count(config, "decoder_layers"))
     text = f"{own.arithmetic}, of the encoder's output"
     return (
         replace(own, role=SELF_ROLE),

@@ -10,6 +10,7 @@ from dataclasses import replace
 from harness.errors import UsageError
 from harness.layouts.formats import FORMATS, PACKED, Packed
 from harness.layouts.page import (
+    Blocks,
     Capability,
     Config,
     Family,
@@ -110,15 +111,15 @@ def _own_dtype(config: Config, capability: Capability | None) -> str:
 
 
 def _pages(
-    config: Config, layout: str, _capability: Capability | None, block_size: int
+    config: Config, layout: str, _capability: Capability | None, blocks: Blocks
 ) -> tuple[Page, ...]:
     _only_full(config)
     layers, (name, *others) = count(config, "num_hidden_layers"), layout.split("+")
     if not others:
-        return (keys_and_values(config, layout, block_size, layers),)
+        return (keys_and_values(config, layout, blocks.size, layers),)
     kept = _kept(config)
     counts = {name: kept, "+".join(others): layers - kept}
-    pages = [keys_and_values(config, one, block_size, of) for one, of in counts.items() if of]
+    pages = [keys_and_values(config, one, blocks.size, of) for one, of in counts.items() if of]
     return tuple(
         replace(page, arithmetic=f"{page.arithmetic}, {name} in {kept} layers at the ends")
         for page in pages

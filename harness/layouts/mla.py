@@ -16,6 +16,7 @@ from harness.layouts.formats import ALIKE, FORMATS
 from harness.layouts.full_attention import format_of
 from harness.layouts.page import (
     ELEMENT_BYTES,
+    Blocks,
     Capability,
     Config,
     Family,
@@ -190,17 +191,17 @@ def _page(
 
 
 def _dense(
-    config: Config, layout: str, capability: Capability | None, block_size: int
+    config: Config, layout: str, capability: Capability | None, blocks: Blocks
 ) -> tuple[Page, ...]:
-    return (_latent(config, layout, capability, block_size),)
+    return (_latent(config, layout, capability, blocks.size),)
 
 
 def _sparse(
-    config: Config, layout: str, capability: Capability | None, block_size: int
+    config: Config, layout: str, capability: Capability | None, blocks: Blocks
 ) -> tuple[Page, ...]:
-    latent = _latent(config, layout, capability, block_size)
+    latent = _latent(config, layout, capability, blocks.size)
     layers = _indexers(config)
-    key = _page(KEY_ROLE, layers, block_size, _index_key(config), _INDEX_KERNEL_BLOCKS)
+    key = _page(KEY_ROLE, layers, blocks.size, _index_key(config), _INDEX_KERNEL_BLOCKS)
     return (latent, key) if key.layers else (latent,)
 
 
