@@ -12,7 +12,15 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from harness.layouts import deepseek_v4, encoder, full_attention, mla, state_space, windowed
+from harness.layouts import (
+    deepseek_v4,
+    deepseek_v41,
+    encoder,
+    full_attention,
+    mla,
+    state_space,
+    windowed,
+)
 from harness.layouts.page import (
     ELEMENT_BYTES,
     Blocks,
@@ -32,6 +40,7 @@ _FAMILIES: dict[str, Family] = {
     "deepseek_v3": mla.DENSE,
     "deepseek_v32": mla.SPARSE,
     "deepseek_v4": deepseek_v4.FAMILY,
+    "deepseek_v41": deepseek_v41.FAMILY,
     "falcon_h1": state_space.FAMILY,
     "gemma3_text": windowed.FAMILY,
     "glm_moe_dsa": mla.SPARSE,
