@@ -147,6 +147,46 @@ def test_kimi_by_backend(fits: bool, tokens: int, backend: str) -> None:
     assert fits == (compare(KIMI, [state, part], resolved, SM100) == [])
 
 
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "torch_dtype": "bfloat16",
+    "head_dim": 128,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("fits", "tokens", "backend", "capability"),
+    [
+        (True, 64, "FLASHINFER", SM90),
+        (False, 64, "FLASH_ATTN", SM90),
+        (True, 128, "FLASH_ATTN", SM90),
+        (False, 8, "FLASHINFER", SM90),
+        (True, 128, "FLASHINFER", SM100),
+    ],
+)
+def test_a_long_block_that_was_asked_for_is_handed_out_in_parts(
+    fits: bool, tokens: int, backend: str, capability: tuple[int, int]
+) -> None:
+    """FlashInfer on Hopper splits the 128 tokens of `--block-size 128` into two of its own."""
+    page = 128 * 2 * 8 * 128 * 2
+    cache = KVCache(
+        kind="FullAttentionSpec",
+        role="self_attn.attn",
+        layers=32,
+        block_size=128,
+        page_size_bytes=page,
+        content_bytes=page,
+        dtype="bfloat16",
+        shape=(-1, 8, tokens, 2 * 128),
+        tensor_dtype="bfloat16",
+    )
+    resolved = Resolved("auto", "bfloat16", selected=backend)
+    assert fits == (compare(LLAMA, [cache], resolved, capability, 128) == [])
+
+
 def test_no_opinion_on_a_backend_that_is_not_written_down() -> None:
     with pytest.raises(UnknownLayout, match="what B12X take is not written down"):
         block(JAMBA, "bfloat16", SM90, "B12X")

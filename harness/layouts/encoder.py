@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.layouts.full_attention import format_of, keys_and_values
+from harness.layouts.full_attention import format_of, of_blocks
 from harness.layouts.page import Blocks, Capability, Config, Family, Page, UnknownLayout, count
 
 NO_CACHE = "no KV cache"
@@ -41,14 +41,14 @@ def _no_pages(
 
 
 def _pages(
-    config: Config, layout: str, _capability: Capability | None, blocks: Blocks
+    config: Config, layout: str, capability: Capability | None, blocks: Blocks
 ) -> tuple[Page, ...]:
     # Every head has keys and values of its own, a share of the model's width (Whisper's report).
     heads = {
         "hidden_size": count(config, "d_model"),
         "num_attention_heads": count(config, "decoder_attention_heads"),
     }
-    own = keys_and_values(heads, layout, blocks.size, count(config, "decoder_layers"))
+    own = of_blocks(heads, layout, capability, blocks, count(config, "decoder_layers"))
     text = f"{own.arithmetic}, of the encoder's output"
     return (
         replace(own, role=SELF_ROLE),

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from harness.errors import UsageError
 from harness.layouts.formats import FORMATS, PACKED, Packed
+from harness.layouts.kernels import kernels_of, parts
 from harness.layouts.page import (
     Blocks,
     Capability,
@@ -111,19 +112,29 @@ def _own_dtype(config: Config, capability: Capability | None) -> str:
 
 
 def _pages(
-    config: Config, layout: str, _capability: Capability | None, blocks: Blocks
+    config: Config, layout: str, capability: Capability | None, blocks: Blocks
 ) -> tuple[Page, ...]:
     _only_full(config)
     layers, (name, *others) = count(config, "num_hidden_layers"), layout.split("+")
     if not others:
-        return (keys_and_values(config, layout, blocks.size, layers),)
+        return (of_blocks(config, layout, capability, blocks, layers),)
     kept = _kept(config)
     counts = {name: kept, "+".join(others): layers - kept}
-    pages = [keys_and_values(config, one, blocks.size, of) for one, of in counts.items() if of]
+    pages = [of_blocks(config, one, capability, blocks, of) for one, of in counts.items() if of]
     return tuple(
         replace(page, arithmetic=f"{page.arithmetic}, {name} in {kept} layers at the ends")
         for page in pages
     )
+
+
+def of_blocks(
+    config: Config, layout: str, capability: Capability | None, blocks: Blocks, layers: int
+) -> Page:
+    """`keys_and_values` in blocks that kernels may be handed in parts, where a long one was asked
+    for."""
+    page = keys_and_values(config, layout, blocks.size, layers)
+    handed = parts(kernels_of(config, capability, blocks.backends))
+    return replace(page, kernel_blocks=page.kernel_blocks + handed)
 
 
 def keys_and_values(config: Config, layout: str, block_size: int, layers: int) -> Page:

@@ -6,11 +6,11 @@ A block of a KV cache is a whole number of the kernels' own: a large one is hand
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from harness.layouts.page import Capability
+from harness.layouts.page import Capability, Config
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,26 @@ def kernel_of(
     return _KERNELS.get(backend)
 
 
-def common(kernels: list[Kernel], asked: int) -> int:
+def kernels_of(
+    config: Config, capability: Capability | None, backends: Iterable[str]
+) -> list[Kernel]:
+    """What each of `backends` takes of a model's keys and values, or latent vectors; those that are
+    not written down are left out."""
+    heads = config.get("num_attention_heads") or 1
+    shared = heads // (config.get("num_key_value_heads") or heads)
+    head_dim = config.get("attention_head_dim") or config.get("head_dim") or 0
+    found = (kernel_of(name, capability, head_dim, shared) for name in backends)
+    return [kernel for kernel in found if kernel is not None]
+
+
+def parts(kernels: Iterable[Kernel]) -> tuple[int, ...]:
+    """Tokens of the blocks that a larger one may be handed out in: a kernel that takes any multiple
+    is handed the whole."""
+    fixed = {tokens for kernel in kernels if not kernel.multiples for tokens in kernel.tokens}
+    return tuple(sorted(fixed))
+
+
+def common(kernels: Sequence[Kernel], asked: int) -> int:
     """Tokens that a hybrid's block is a multiple of: of what all `kernels` take, and of what was
     `asked` for, or else preferred."""
     least = math.lcm(*(kernel.least for kernel in kernels))

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from harness.layouts import state_layers
 from harness.layouts.formats import ALIKE
 from harness.layouts.full_attention import format_of, keys_and_values
-from harness.layouts.kernels import UNSAID, Kernel, common, kernel_of
+from harness.layouts.kernels import UNSAID, Kernel, common, kernels_of, parts
 from harness.layouts.page import (
     Blocks,
     Capability,
@@ -154,14 +154,10 @@ def _kernels(
     config: Config, capability: Capability | None, backends: tuple[str, ...]
 ) -> list[Kernel]:
     """What the kernels of the attention layers take."""
-    heads = config.get("num_attention_heads") or 1
-    # A latent vector has one head of its own kind, that no rule here asks for.
-    shared = heads // (config.get("num_key_value_heads") or heads)
-    head_dim = config.get("attention_head_dim") or config.get("head_dim") or 0
-    found = [kernel_of(name, capability, head_dim, shared) for name in backends]
-    if not all(found):
+    found = kernels_of(config, capability, backends)
+    if len(found) < len(backends):
         raise UnknownLayout(f"what {', '.join(backends)} take is not written down")
-    return [kernel for kernel in found if kernel] or [UNSAID]
+    return found or [UNSAID]
 
 
 _BF16_SINCE = (8, 0)
@@ -194,9 +190,8 @@ def _pages(
         why = f"least multiple of {step} tokens whose page holds a state of {size}"
         how = f"{page.arithmetic}; {block} is {why}"
         # Made large for the states, it is handed to the kernels in parts.
-        parts = {tokens for kernel in kernels if not kernel.multiples for tokens in kernel.tokens}
         attention = [
-            replace(page, role=model.attention, arithmetic=how, kernel_blocks=tuple(sorted(parts)))
+            replace(page, role=model.attention, arithmetic=how, kernel_blocks=parts(kernels))
         ]
         text += f", up to the attention page {padded}"
     elif block < 1:
