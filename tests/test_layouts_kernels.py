@@ -51,11 +51,23 @@ def block(
         (640, SM100, "FLASH_ATTN"),  # 5 x 128: FlashAttention 4 for heads of 256
         (576, SM100, "FLASHINFER"),
         (576, SM100, "TRITON_ATTN"),
-        (544, SM120, "FLASH_ATTN"),
+        (576, SM120, "FLASH_ATTN"),
+        (544, (11, 0), "FLASHINFER"),
     ],
 )
 def test_qwen3_next_by_backend(tokens: int, capability: tuple[int, int], backend: str) -> None:
     assert tokens == block(QWEN, "bfloat16", capability, backend)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "capability"), [(320, SM90), (288, SM100), (288, SM120), (288, SM80)]
+)
+def test_states_of_narrow_keys_are_had_in_chunks_on_hopper_only(
+    tokens: int, capability: tuple[int, int]
+) -> None:
+    """3 x (2 x 16 x 64 + 32 x 128) x 2 + 32 x 128 x 64 x 2 = 561152 B are 274 tokens of 2048 B."""
+    config = QWEN | {"linear_key_head_dim": 64}
+    assert tokens == block(config, "bfloat16", capability, "FLASHINFER")
 
 
 def test_flash_attention_4_asks_for_long_pages_for_heads_of_256_only() -> None:

@@ -79,18 +79,31 @@ def _latent(config: Config, layout: str, block_size: int, layers: int) -> Page:
 # ---- Families ---------------------------------------------------------------------------------
 
 
-def _anywhere(_capability: Capability | None) -> int:
+def _anywhere(_config: Config, _capability: Capability | None) -> int:
     """A state can be had behind every token."""
     return 1
 
 
-def _chunks(capability: Capability | None) -> int:
-    """The gated delta net's prefill hands out states every 64 tokens where FlashInfer has it, and
-    blocks begin where a state can be had. Seen on SM90 and SM100."""
-    return 64 if capability is not None and capability[0] in (9, 10) else 1
+_CHUNK = 64
+"""Tokens between the states that FlashInfer's gated delta net hands out while it prefills."""
+
+_CHUNK_MAJORS = (9, 10, 12)
+"""Compute capabilities that it is for; but for the first with keys of one width alone, and with
+CUDA 13, as vLLM's usual wheels have it."""
+
+_CHUNK_KEY_DIM = 128
 
 
-def _latent_kernel(_capability: Capability | None) -> int:
+def _chunks(config: Config, capability: Capability | None) -> int:
+    """Blocks begin where a state can be had, so that a prefix can be found again."""
+    major = capability[0] if capability else None
+    if major not in _CHUNK_MAJORS:
+        return 1
+    fits = major == _CHUNK_MAJORS[0] or count(config, "linear_key_head_dim") == _CHUNK_KEY_DIM
+    return _CHUNK if fits else 1
+
+
+def _latent_kernel(_config: Config, _capability: Capability | None) -> int:
     """MLA's decoding kernels on Blackwell want their blocks in 128 tokens; all devices follow."""
     return 128
 
@@ -106,7 +119,7 @@ class _Model:
     attention: str = ""
     """Role of the attention layers."""
     page: Callable[[Config, str, int, int], Page] = _plain
-    step: Callable[[Capability | None], int] = _anywhere
+    step: Callable[[Config, Capability | None], int] = _anywhere
     """Tokens that the attention layers' block must be a multiple of beside the kernels'."""
 
 
@@ -182,7 +195,7 @@ def _pages(
     attention: list[Page] = []
     if attentions:
         kernels = _kernels(config, capability, blocks.backends)
-        step = math.lcm(common(kernels, blocks.asked), model.step(capability))
+        step = math.lcm(common(kernels, blocks.asked), model.step(config, capability))
         least = model.page(config, layout, step, attentions)
         block = step * -(-size // least.page_size_bytes)
         page = model.page(config, layout, block, attentions)
