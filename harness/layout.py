@@ -66,6 +66,10 @@ DEFAULT_BLOCK_SIZE = 16
 """Tokens; what vLLM's documentation gives for `--block-size`. Only where none was seen."""
 
 
+_FORMER_KINDS = {"TQFullAttentionSpec": "FullAttentionSpec"}
+"""Kinds that were others' subclasses once: TurboQuant's in vLLM 0.27.1, gone in 0.33.0."""
+
+
 def layout_of(
     config: Config,
     kv_cache_dtype: str | None,
@@ -155,7 +159,7 @@ def _meant(cache: KVCache, pages: Sequence[Page]) -> int | None:
     def distance(at: int) -> tuple[bool, ...]:
         page = pages[at]
         return (
-            page.kind not in (None, cache.kind),
+            page.kind not in (None, _kind(cache)),
             page.compress_ratio != cache.compress_ratio,
             page.block_size != cache.block_size,
             cache.dtype not in (page.storage, *page.also),
@@ -166,10 +170,14 @@ def _meant(cache: KVCache, pages: Sequence[Page]) -> int | None:
     return min(of_role, key=distance, default=None)
 
 
+def _kind(cache: KVCache) -> str:
+    return _FORMER_KINDS.get(cache.kind, cache.kind)
+
+
 def _differences(cache: KVCache, page: Page) -> Iterator[str]:
     """What is wrong with the bytes, the ratio and the tensor of one kind of cache."""
     facts: list[tuple[str, object, object]] = [
-        ("kind", cache.kind, page.kind or cache.kind),
+        ("kind", _kind(cache), page.kind or _kind(cache)),
         ("ratio", cache.compress_ratio, page.compress_ratio),
         ("block size", cache.block_size, page.block_size),
         ("content bytes", cache.content_bytes, page.content_bytes),

@@ -108,6 +108,13 @@ def test_a_right_record_is_confirmed_in_any_order(preset: str) -> None:
     assert [] == compare(LLAMA, kv[::-1], resolved, SM90)
 
 
+def test_its_kind_had_a_name_of_its_own_once() -> None:
+    """vLLM 0.27.1."""
+    kv, resolved = mixed("turboquant_k8v4")
+    assert [] == compare(LLAMA, [kv[0], replace(kv[1], kind="TQFullAttentionSpec")], resolved, SM90)
+    assert compare(LLAMA, [kv[0], replace(kv[1], kind="TQSlidingWindowSpec")], resolved, SM90)
+
+
 def test_as_many_layers_kept_as_packed_are_told_apart() -> None:
     kv, resolved = mixed("turboquant_k8v4", 4, 4)
     assert [] == compare(LLAMA | {"num_hidden_layers": 8}, kv[::-1], resolved, SM90)
