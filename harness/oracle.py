@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from harness import checkpoint, layout
 from harness.layouts import drafter, rank
 from harness.layouts.page import Config
+from harness.layouts.state_space import NO_TOKENS
 from harness.record import Record
 
 
@@ -44,13 +45,15 @@ class Oracle:
 
     def _compare(self, config: Config, record: Record, *, draft: bool) -> list[str]:
         kv = [cache for cache in record.kv if cache.draft == draft]
-        return layout.compare(config, kv, record.resolved, record.capability)
+        return layout.compare(config, kv, record.resolved, record.capability, record.block_size)
 
 
 def _other_blocks(record: Record) -> list[str]:
-    """One line where a block size was asked for and no layer has it."""
+    """One line where a block size was asked for and no layer has it. Not beside a state, which asks
+    for a block that holds it: there the family says how large."""
     seen = sorted({cache.block_size for cache in record.kv})
-    if record.block_size in seen or not seen:
+    states = any(cache.compress_ratio == NO_TOKENS for cache in record.kv)
+    if record.block_size in seen or states or not seen:
         return []
     blocks = ", ".join(map(str, seen))
     return [f"block size {record.block_size} was asked for, yet blocks have {blocks} tokens"]
