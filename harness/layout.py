@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from harness.layouts import deepseek_v4, full_attention, mla, state_space, windowed
 from harness.layouts.page import (
@@ -24,7 +25,16 @@ from harness.layouts.page import (
 )
 from harness.record import KVCache, Resolved
 
-__all__ = ["NoLayout", "Page", "UnknownLayout", "compare", "expected_pages", "layout_of"]
+__all__ = [
+    "Match",
+    "NoLayout",
+    "Page",
+    "UnknownLayout",
+    "compare",
+    "expected_pages",
+    "layout_of",
+    "matches",
+]
 
 _FAMILIES: dict[str, Family] = {
     "deepseek_v3": mla.DENSE,
@@ -95,27 +105,54 @@ def compare(
     a resolved dtype that is no layout is a disagreement.
     """
     try:
-        layout = layout_of(config, resolved.kv_cache_dtype, resolved.storage_dtype, capability)
-        pages = expected_pages(config, layout, capability, _block_size(kv))
+        found = matches(config, kv, resolved, capability)
     except NoLayout as error:
         return [str(error)]
-    lines: list[str] = []
+    return [line for match in found for line in match.differences]
+
+
+@dataclass(frozen=True)
+class Match:
+    """A KV cache that was seen, and the page that it must have."""
+
+    cache: KVCache | None
+    """None for layers of the page that are missing, or too many."""
+    page: Page | None
+    """None where the model must not have such a cache."""
+    differences: tuple[str, ...] = ()
+    """One line per disagreement."""
+
+
+def matches(
+    config: Config,
+    kv: Sequence[KVCache],
+    resolved: Resolved,
+    capability: Capability | None,
+) -> tuple[Match, ...]:
+    """Each cache that was seen with its page, then each page whose layers do not add up.
+
+    Raises as `expected_pages`, and NoLayout for a resolved dtype that is no layout.
+    """
+    layout = layout_of(config, resolved.kv_cache_dtype, resolved.storage_dtype, capability)
+    pages = expected_pages(config, layout, capability, _block_size(kv))
+    found: list[Match] = []
     layers = [0] * len(pages)
     for cache in kv:
         at = _meant(cache, pages)
         if at is None:
             what = f"{cache.role} (ratio {cache.compress_ratio}): {_layers(cache.layers)}"
-            lines.append(f"{what} of a kind that the model does not have")
+            found.append(Match(cache, None, (f"{what} of a kind that the model does not have",)))
         else:
             layers[at] += cache.layers
-            lines += _differences(cache, pages[at])
+            found.append(Match(cache, pages[at], tuple(_differences(cache, pages[at]))))
     for page, seen in zip(pages, layers, strict=True):
         if seen != page.layers:
             what = f"{page.role} (ratio {page.compress_ratio}, block {page.block_size})"
             count = f"{_layers(seen)} seen" if seen else "missing"
             must = _layers(page.layers) + (f" of {page.kind}" if page.kind else "")
-            lines.append(f"{what}: {count}, must be {must}: {page.arithmetic}")
-    return lines
+            line = f"{what}: {count}, must be {must}: {page.arithmetic}"
+            found.append(Match(None, page, (line,)))
+    return tuple(found)
 
 
 def _block_size(kv: Sequence[KVCache]) -> int:
