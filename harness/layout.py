@@ -108,7 +108,7 @@ def compare(
         found = matches(config, kv, resolved, capability)
     except NoLayout as error:
         return [str(error)]
-    return [line for match in found for line in match.differences]
+    return [line for match in found for line in match.lines]
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,22 @@ class Match:
     page: Page | None
     """None where the model must not have such a cache."""
     differences: tuple[str, ...] = ()
-    """One line per disagreement."""
+    """What disagrees, such as `block size 64, must be 256`."""
+
+    @property
+    def lines(self) -> list[str]:
+        """The disagreements, each with what it is about and how the page comes about."""
+        cache, page = self.cache, self.page
+        if cache is not None and page is not None:
+            about = f"{cache.role} (ratio {cache.compress_ratio}, block {cache.block_size}, "
+            about += f"{_layers(cache.layers)}): "
+        elif cache is not None:
+            about = f"{cache.role} (ratio {cache.compress_ratio}): {_layers(cache.layers)} "
+        else:
+            assert page is not None
+            about = f"{page.role} (ratio {page.compress_ratio}, block {page.block_size}): "
+        why = "" if page is None else f": {page.arithmetic}"
+        return [f"{about}{text}{why}" for text in self.differences]
 
 
 def matches(
@@ -140,18 +155,15 @@ def matches(
     for cache in kv:
         at = _meant(cache, pages)
         if at is None:
-            what = f"{cache.role} (ratio {cache.compress_ratio}): {_layers(cache.layers)}"
-            found.append(Match(cache, None, (f"{what} of a kind that the model does not have",)))
+            found.append(Match(cache, None, ("of a kind that the model does not have",)))
         else:
             layers[at] += cache.layers
             found.append(Match(cache, pages[at], tuple(_differences(cache, pages[at]))))
     for page, seen in zip(pages, layers, strict=True):
         if seen != page.layers:
-            what = f"{page.role} (ratio {page.compress_ratio}, block {page.block_size})"
             count = f"{_layers(seen)} seen" if seen else "missing"
             must = _layers(page.layers) + (f" of {page.kind}" if page.kind else "")
-            line = f"{what}: {count}, must be {must}: {page.arithmetic}"
-            found.append(Match(None, page, (line,)))
+            found.append(Match(None, page, (f"{count}, must be {must}",)))
     return tuple(found)
 
 
@@ -201,10 +213,7 @@ def _differences(cache: KVCache, page: Page) -> Iterator[str]:
             facts.append(("bytes of a block of the tensor", seen, page.content_bytes))
     for what, is_, must in facts:
         if is_ != must:
-            yield (
-                f"{cache.role} (ratio {cache.compress_ratio}, block {cache.block_size}, "
-                f"{_layers(cache.layers)}): {what} {is_}, must be {must}: {page.arithmetic}"
-            )
+            yield f"{what} {is_}, must be {must}"
 
 
 def _parts(page: Page) -> set[int]:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
-from harness import matrix, safe
+from harness import matrix, room, safe
 from harness.case import DEFAULT, UNSET, Case
-from harness.device import GIB, MIB, Device
+from harness.device import Device
 from harness.expect import Expectation
 from harness.layout import Match
 from harness.matrix import Outcome
 from harness.record import Candidate, KVCache, Record
 from harness.reproduce import Reproduction
+from harness.sheet import LABEL, Sheet
 
 MAX_MESSAGE = 4000
 """Characters of an error message; the JSON has all of it."""
-
-LABEL = 16
-"""Columns of the labels."""
-
-LEAST_WIDTH = 40
-"""Columns. Less is treated as this."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +65,7 @@ def to_json(story: Story) -> dict[str, Any]:
 def render(story: Story, width: int) -> list[str]:
     """Lines of at most `width` columns, but for code, which is not broken. Texts of vLLM's are
     escaped: nothing in them reaches the terminal."""
-    page = _Page(max(width, LEAST_WIDTH))
+    page = Sheet(width)
     cell, record = story.outcome.cell, story.outcome.record
     about = _about(cell.device)
     page.line(f"{cell.case.id} · {cell.device.spec} ({about}) · vLLM {cell.engine.version}")
@@ -87,36 +82,6 @@ def render(story: Story, width: int) -> list[str]:
     return page.lines
 
 
-class _Page:
-    """Lines of a limited width, in titled parts with labels on the left."""
-
-    def __init__(self, width: int) -> None:
-        self._width = width
-        self.lines: list[str] = []
-
-    def line(self, text: str, indent: str = "", hanging: str | None = None) -> None:
-        self.lines += safe.wrap(safe.printable(text), self._width, indent, hanging)
-
-    def title(self, text: str) -> None:
-        self.lines += ["", safe.printable(text)]
-
-    def row(self, label: str, text: str, width: int = LABEL) -> None:
-        """A label, and its text beside it; one that is too long stands above it."""
-        label = safe.printable(label)
-        indent = "  " + " " * width
-        if safe.columns(label) >= width:
-            self.lines.append(f"  {label}")
-            label = ""
-        first = "  " + label + " " * (width - safe.columns(label))
-        for number, part in enumerate(text.split("\n")):
-            self.line(part.strip(), first if number == 0 else indent, indent)
-
-    def code(self, text: str, indent: str = "    ") -> None:
-        self.lines += [
-            (indent + line).rstrip() for line in safe.printable(text, lines=True).split("\n")
-        ]
-
-
 def _about(device: Device) -> str:
     parts = [device.name] if device.name not in ("", device.spec) else []
     if device.capability is not None:
@@ -131,7 +96,7 @@ def _plural(count: int, what: str) -> str:
 # ---- The verdict, and what it rests on -----------------------------------------------------------
 
 
-def _verdict(page: _Page, story: Story) -> None:
+def _verdict(page: Sheet, story: Story) -> None:
     judgement, record = story.outcome.judgement, story.outcome.record
     page.title("Verdict")
     page.row(judgement.verdict, judgement.reason or "no reason given")
@@ -145,7 +110,8 @@ def _verdict(page: _Page, story: Story) -> None:
         page.row("stage", f"{record.stage}; {record.depth} was asked for{after}")
         if record.end != "finished":
             page.row("ended", f"{record.end}, exit code {record.exit_code}")
-    page.row("vouched for by", ", ".join(judgement.vouched) or "nothing")
+    vouched = (f"{name} ({_VOUCHED[name]})" for name in judgement.vouched)
+    page.row("vouched for by", ", ".join(vouched) or "nothing")
     if judgement.remarks:
         page.row("remarks", ", ".join(judgement.remarks))
     if known is not None:
@@ -158,7 +124,14 @@ def _verdict(page: _Page, story: Story) -> None:
         page.row("stale", judgement.stale)
 
 
-def _asked(page: _Page, case: Case, story: Story) -> None:
+_VOUCHED = {
+    "explicit": "a case written by hand",
+    "oracle": "the arithmetic below",
+    "contract": "the backend's own declaration",
+}
+
+
+def _asked(page: Sheet, case: Case, story: Story) -> None:
     page.title("Asked")
     model = story.outcome.cell.model
     page.row("model", f"{case.model} ({model.architecture})")
@@ -174,7 +147,7 @@ def _asked(page: _Page, case: Case, story: Story) -> None:
 # ---- What became of it ---------------------------------------------------------------------------
 
 
-def _selected(page: _Page, record: Record) -> None:
+def _selected(page: Sheet, record: Record) -> None:
     page.title("Backend")
     resolved = record.resolved
     if resolved.selected is not None:
@@ -204,16 +177,16 @@ def _why(record: Record) -> str:
     return ", by the model or the platform itself: vLLM's selector was not asked"
 
 
-def _candidates(page: _Page, candidates: Sequence[Candidate]) -> None:
+def _candidates(page: Sheet, candidates: Sequence[Candidate]) -> None:
     width = max(len(candidate.backend) for candidate in candidates) + 4
     for one in candidates:
-        said = "selected" if one.selected else "could serve, too"
+        said = "selected" if one.selected else "not refused"
         if one.reasons:
             said = f"refused: {'; '.join(one.reasons)}"
         page.row(f"  {one.backend}", said, width)
 
 
-def _resolved(page: _Page, record: Record) -> None:
+def _resolved(page: Sheet, record: Record) -> None:
     resolved = record.resolved
     if resolved.kv_cache_dtype is None and resolved.cache_config is None:
         return
@@ -226,7 +199,7 @@ def _resolved(page: _Page, record: Record) -> None:
         page.row("stored as", resolved.storage_dtype)
 
 
-def _caches(page: _Page, record: Record, story: Story) -> None:
+def _caches(page: Sheet, record: Record, story: Story) -> None:
     if not record.kv:
         return
     page.title(f"KV caches ({_plural(len(record.kv), 'kind')}), the oracle's arithmetic beside")
@@ -236,14 +209,14 @@ def _caches(page: _Page, record: Record, story: Story) -> None:
         page.line(_named(cache), "  ", "      ")
         page.row("    seen", _seen(cache))
         if match is None or match.page is None:
-            page.row("    oracle", story.no_opinion or "the model must not have it")
+            page.row("    oracle", story.no_opinion or "no such cache")
         else:
             page.row("    oracle", match.page.arithmetic)
         for line in match.differences if match is not None else ():
             page.row("    differs", line)
     for match in story.matches:
         if match.cache is None:
-            for line in match.differences:
+            for line in match.lines:
                 page.row("differs", line)
 
 
@@ -268,7 +241,7 @@ def _seen(cache: KVCache) -> str:
     return text
 
 
-def _groups(page: _Page, record: Record) -> None:
+def _groups(page: Sheet, record: Record) -> None:
     if not record.groups:
         return
     page.title(f"Groups ({len(record.groups)})")
@@ -281,61 +254,18 @@ def _groups(page: _Page, record: Record) -> None:
         )
 
 
-# ---- Capacity ------------------------------------------------------------------------------------
-
-
-def _size(size: int) -> str:
-    if size >= GIB // 10:
-        return f"{size / GIB:,.2f} GiB"
-    return f"{size / MIB:,.2f} MiB" if size >= MIB // 10 else f"{size:,} B"
-
-
-def _capacity(page: _Page, record: Record) -> None:
-    rows = list(_capacity_rows(record))
+def _capacity(page: Sheet, record: Record) -> None:
+    rows = list(room.rows(record))
     if rows:
         page.title("Capacity")
     for label, text in rows:
         page.row(label, text)
 
 
-def _capacity_rows(record: Record) -> Iterator[tuple[str, str]]:
-    memory, capacity = record.memory, record.capacity
-    if memory is not None:
-        measured = "" if record.device_kind == "virtual" else ", measured"
-        used = "" if capacity is None else f", {capacity.gpu_memory_utilization:.0%} of it to use"
-        yield "device", f"{_size(memory.total_bytes)}{used}"
-        weights = _size(memory.weights_bytes)
-        if not memory.weights_fit:
-            weights += ": too much for this device, so planned as if they lay elsewhere"
-        yield "weights", weights
-        yield "for the KV cache", f"{_size(memory.available_bytes)}{measured}"
-    if record.num_blocks is not None and record.kv:
-        yield "blocks", f"{record.num_blocks:,}"
-    if record.kv_bytes_per_token is not None and record.kv:
-        yield "per token", _per_token(record)
-    if capacity is not None:
-        context = f"{capacity.max_model_len:,} tokens"
-        yield "per request", f"{_size(capacity.request_bytes)} for a context of {context}"
-        yield (
-            "fits",
-            f"{capacity.tokens:,} tokens: {capacity.concurrency:.2f} requests of {context}",
-        )
-
-
-def _per_token(record: Record) -> str:
-    fixed = sum(cache.layers for cache in record.kv if not cache.grows)
-    text = f"{record.kv_bytes_per_token:,} B for one more token of context"
-    if not fixed:
-        return text
-    if all(not cache.grows for cache in record.kv):
-        return f"{text}: every layer keeps a window or a state of fixed size"
-    return f"{text}; {_plural(fixed, 'layer')} of fixed size not counted"
-
-
 # ---- What was said, and how to see it again ------------------------------------------------------
 
 
-def _error(page: _Page, record: Record) -> None:
+def _error(page: Sheet, record: Record) -> None:
     if record.error is not None:
         page.title(f"{record.error.type} at stage {record.stage}")
         page.line(f"in {record.error.where}", "  ", "    ")
@@ -350,7 +280,7 @@ def _error(page: _Page, record: Record) -> None:
         page.code(record.tail, "  ")
 
 
-def _by_hand(page: _Page, found: Reproduction) -> None:
+def _by_hand(page: Sheet, found: Reproduction) -> None:
     page.title("By hand")
     page.line(f"with vLLM alone ({found.note}):", "  ", "    ")
     for name, value in found.environ.items():
