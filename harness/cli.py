@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -55,7 +56,9 @@ def _main(arguments: list[str]) -> int:
     if options.json:
         print(json.dumps(rows, indent=1))
     elif rows:
-        for line in table(header, [options.cells(row) for row in rows]):
+        # What a pipe reads is a line for each row.
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        for line in table(header, [options.cells(row) for row in rows], width):
             print(line)
     else:
         print(f"kvmatrix: {safe.printable(empty)}", file=sys.stderr)
@@ -282,17 +285,31 @@ _SHOWN = {"devices": _device_rows}
 """Rows for people, where they are others than those of `--json`."""
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines with aligned columns; control characters of the cells shown as their escapes."""
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None
+) -> list[str]:
+    """Lines with aligned columns; control characters of the cells shown as their escapes. The last
+    column is wrapped where lines would have more than `width` columns."""
     lines = [[safe.printable(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(safe.columns, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(
-            cell + " " * (width - safe.columns(cell))
-            for cell, width in zip(line, widths, strict=True)
-        ).rstrip()
-        for line in lines
-    ]
+    side = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
+    room = widths[-1] if width is None else max(width - side, LEAST_COLUMN)
+    out: list[str] = []
+    for line in lines:
+        *cells, last = (
+            cell + " " * (size - safe.columns(cell))
+            for cell, size in zip(line, widths, strict=True)
+        )
+        first, *more = safe.wrap(last.rstrip(), room)
+        out.append(_GAP.join([*cells, first]).rstrip())
+        out += [" " * side + part for part in more]
+    return out
+
+
+_GAP = "  "
+
+LEAST_COLUMN = 7
+"""Columns that the last column is given at least."""
 
 
 if __name__ == "__main__":
