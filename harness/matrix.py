@@ -90,6 +90,8 @@ def cell_json(outcome: Outcome) -> dict[str, Any]:
         "groups": [],
         "num_blocks": None,
         "kv_bytes_per_token": None,
+        "capacity": None,
+        "candidates": [],
         "declared": [],
         "memory": None,
         "needs_bytes": outcome.needs_bytes,
@@ -100,6 +102,7 @@ def cell_json(outcome: Outcome) -> dict[str, Any]:
         plain = dataclasses.asdict(record)
         for name in (
             *("stage", "resolved", "kv", "groups", "num_blocks", "kv_bytes_per_token"),
+            *("capacity", "candidates"),
             *("declared", "memory", "seconds", "end", "tail", "exit_code", "retried"),
             *("model_runner", "logits_finite", "settings", "leaked_bytes"),
         ):

@@ -11,7 +11,7 @@ from harness import checkpoint, layout
 from harness.layouts import drafter, rank
 from harness.layouts.page import Config
 from harness.layouts.state_space import NO_TOKENS
-from harness.record import Record
+from harness.record import KVCache, Record
 
 
 @dataclass(frozen=True)
@@ -30,22 +30,45 @@ class Oracle:
         waved through.
         """
         try:
-            config = rank.of(self.config, record.tensor_parallel_size)
-            lines = self._compare(config, record, draft=False)
-            if self.drafts:
-                lines += [
-                    f"drafter: {line}"
-                    for line in self._compare(drafter.of(config), record, draft=True)
-                ]
+            lines = [
+                ("drafter: " if draft else "") + line
+                for config, draft in self._configs(record)
+                for line in layout.compare(
+                    config,
+                    _kv(record, draft),
+                    record.resolved,
+                    record.capability,
+                    record.block_size,
+                )
+            ]
         except layout.UnknownLayout as error:
             return [f"no layout confirms it: {error}"]
         if record.block_size:
             lines += _other_blocks(record)
         return lines + checkpoint.differences(self.config, record)
 
-    def _compare(self, config: Config, record: Record, *, draft: bool) -> list[str]:
-        kv = [cache for cache in record.kv if cache.draft == draft]
-        return layout.compare(config, kv, record.resolved, record.capability, record.block_size)
+    def matches(self, record: Record) -> tuple[layout.Match, ...]:
+        """Each cache beside the page that it must have. Raises as `layout.matches`."""
+        return tuple(
+            match
+            for config, draft in self._configs(record)
+            for match in layout.matches(
+                config,
+                _kv(record, draft),
+                record.resolved,
+                record.capability,
+                record.block_size,
+            )
+        )
+
+    def _configs(self, record: Record) -> list[tuple[Config, bool]]:
+        """The configs whose pages there must be on this rank, and whether it is the drafter's."""
+        config = rank.of(self.config, record.tensor_parallel_size)
+        return [(config, False), *([(drafter.of(config), True)] if self.drafts else [])]
+
+
+def _kv(record: Record, draft: bool) -> list[KVCache]:
+    return [cache for cache in record.kv if cache.draft == draft]
 
 
 def _other_blocks(record: Record) -> list[str]:
