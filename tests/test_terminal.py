@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.safe import columns
-from harness.terminal import GLYPHS, MIN_WIDTH, CellView, render
+from harness.terminal import render
 from harness.verdict import PASSING, VERDICTS
+from harness.view import GLYPHS, MIN_WIDTH, CellView
 
 BUG = "https://github.com/vllm-project/vllm/issues/42587"
 
