@@ -47,13 +47,14 @@ def main_page(record: Record | None) -> int | None:
 
 def main_storage(record: Record | None) -> str | None:
     """Element type of a record's main attention cache, several joined by `+`: as the layers say,
-    or, where they do not (vLLM's MLA layers), as their specs do."""
+    or, where they do not (vLLM's MLA layers), as their specs do. None where none is one of its
+    own, as states have none."""
     if record is None:
         return None
     if record.resolved.storage_dtype is not None or not record.kv:
         return record.resolved.storage_dtype
     main = [kv for kv in record.kv if kv.kind in MAIN_KINDS and is_main(kv)] or record.kv
-    return "+".join(sorted({kv.dtype for kv in main}))
+    return "+".join(sorted({kv.dtype for kv in main} - {""})) or None
 
 
 def view(outcome: Outcome) -> CellView:

@@ -22,19 +22,22 @@ def models(screen: Screen, cells: Sequence[CellView]) -> Iterator[str]:
     what came of a start with nothing passed; then the rows with failures. Each followed by an
     empty line."""
     by_model = grouped(cells, lambda c: c.model)
-    kinds = grouped(cells, lambda c: (VERDICTS.index(c.verdict), c.flag))
+    kinds = grouped(cells, _kind)
     columns_of = {key: kinds[key][0] for key in sorted(kinds)}
     side = max(map(columns, map(screen.clean, by_model)))
-    size = len(str(max(map(len, by_model.values()))))
+    sizes = {key: len(screen.glyph(cell)) for key, cell in columns_of.items()}
+    for group in by_model.values():
+        for key, cells_of in grouped(group, _kind).items():
+            sizes[key] = max(sizes[key], len(str(len(cells_of))))
     plain = {model: _plain(group) for model, group in by_model.items()}
     page = max((len(str(c.page)) for c in plain.values() if c and c.page is not None), default=0)
-    heads = [(screen.glyph(cell), cell.style, -size) for cell in columns_of.values()]
+    heads = [(screen.glyph(cell), cell.style, -sizes[key]) for key, cell in columns_of.items()]
     asked = f"{DEFAULT}-{UNSET}"
     yield from _packed(screen, [("", "dim", side), *heads, (asked, "bold", len(asked))])
     for model, group in by_model.items():
-        found = grouped(group, lambda c: (VERDICTS.index(c.verdict), c.flag))
+        found = grouped(group, _kind)
         counts = [
-            (str(len(found[key])) if key in found else "", cell.style, -size)
+            (str(len(found[key])) if key in found else "", cell.style, -sizes[key])
             for key, cell in columns_of.items()
         ]
         yield from _packed(
@@ -43,6 +46,10 @@ def models(screen: Screen, cells: Sequence[CellView]) -> Iterator[str]:
         )
     yield ""
     yield from _failing(screen, cells)
+
+
+def _kind(cell: CellView) -> tuple[int, str]:
+    return VERDICTS.index(cell.verdict), cell.flag
 
 
 def _plain(cells: Iterable[CellView]) -> CellView | None:
