@@ -38,7 +38,7 @@ def vouched(screen: Screen, cells: Sequence[CellView]) -> Iterator[str]:
     pages = [cell for cell in good if cell.vouched == ("contract",) and cell.page is not None]
     for group, text in ((alone, "Nobody vouches for"), (pages, "Nobody confirms the page of")):
         if group:
-            yield from screen.lines(f"{text} {count(group)} that are ok", "known", hanging=GAP)
+            yield from screen.lines(f"{text} {count(group)} of verdict ok", "known", hanging=GAP)
             yield from wrap(names(screen, group, BRIEF), screen.width, GAP)
 
 
