@@ -81,10 +81,14 @@ def _widened(band: Sequence[_Column], room: int) -> list[_Column]:
     return shown
 
 
-def grid(screen: Screen, cells: Sequence[CellView]) -> Iterator[str]:
-    """The bands of one block, each followed by an empty line."""
+def grid(
+    screen: Screen, cells: Sequence[CellView], *, several: bool | None = None
+) -> Iterator[str]:
+    """The bands of one block, each followed by an empty line. Rows name their model where the
+    cells have `several`, or as told."""
     rows = dict.fromkeys((cell.model, cell.backend) for cell in cells)
-    several = len({model for model, _ in rows}) > 1
+    if several is None:
+        several = len({model for model, _ in rows}) > 1
     models = max(len(model) for model, _ in rows)
     labels = {
         (model, backend): screen.clean(f"{model:<{models}} {backend}" if several else backend)

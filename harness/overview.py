@@ -88,7 +88,7 @@ def _failing(screen: Screen, cells: Sequence[CellView]) -> Iterator[str]:
     failing = [row for row in rows.values() if any(cell.wrong for cell in row)]
     if failing:
         yield from screen.lines("Rows with failures", "bold")
-        yield from grid(screen, [cell for row in failing[:ROWS] for cell in row])
+        yield from grid(screen, [cell for row in failing[:ROWS] for cell in row], several=True)
     hidden = len(failing) - ROWS
     text = f"{len(rows)} rows of model and backend"
     if hidden > 0:
