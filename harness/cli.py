@@ -6,15 +6,17 @@ import argparse
 import io
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import device, host, install, nvml, plan, safe
+from harness import device, explain, host, install, nvml, plan, safe
 from harness.device import Discovery, Gpu
 from harness.errors import EXIT_INFRA, EXIT_USAGE, InfraError, UsageError
 from harness.facts import check_supported
+from harness.kindname import kind_names
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,12 +49,16 @@ def _main(arguments: list[str]) -> int:
         # All that follows is pytest's: argparse must not read it.
         return run(arguments[1:])
     options = _parser().parse_args(arguments)
+    if "cell" in options:
+        return _explain(options)
     rows = options.rows() if options.json else options.shown()
     header, empty = options.header, options.empty
     if options.json:
         print(json.dumps(rows, indent=1))
     elif rows:
-        for line in table(header, [options.cells(row) for row in rows]):
+        # What a pipe reads is a line for each row.
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        for line in table(header, [options.cells(row) for row in rows], width):
             print(line)
     else:
         print(f"kvmatrix: {safe.printable(empty)}", file=sys.stderr)
@@ -87,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         header, rows, cells, empty = _LISTS[name]
         shown = _SHOWN.get(name, rows)
         command.set_defaults(header=header, rows=rows, shown=shown, cells=cells, empty=empty)
+    _add_explain(commands)
     commands.add_parser(
         "run",
         help="run the matrix: pytest with the arguments that follow",
@@ -96,6 +103,50 @@ def _parser() -> argparse.ArgumentParser:
         usage="kvmatrix run [pytest arguments]",
     )
     return parser
+
+
+def _add_explain(commands: Any) -> None:
+    command = commands.add_parser(
+        "explain",
+        help="tell the whole story of one cell",
+        description="Run one cell and tell what was asked, selected and why, what the KV cache "
+        "became beside the oracle's arithmetic, what fits, the verdict, and how to see it by hand.",
+        epilog="example: kvmatrix explain dsv4-default-unset --device virtual:h200/1g.35gb; exit "
+        "code: 0 as expected, 1 a product failure, 2 usage, 75 infrastructure",
+    )
+    command.add_argument("cell", metavar="CELL", help="its id, as pytest shows it")
+    for name, what in (
+        ("--device", "where it starts (auto)"),
+        ("--engine", "which vLLM (current)"),
+        ("--max-model-len", "context that the KV cache is planned for"),
+        ("--gpu-memory-utilization", "share of the device's memory that vLLM may use"),
+    ):
+        command.add_argument(name, help=what)
+    command.add_argument(
+        "--from",
+        dest="source",
+        metavar="FILE",
+        help="read its record from a records.jsonl of an earlier run, without an engine",
+    )
+    command.add_argument("--json", action="store_true", help="print a JSON object")
+
+
+def _explain(options: argparse.Namespace) -> int:
+    devices = [options.device] if options.device else []
+    engines = [options.engine] if options.engine else []
+    if options.source is not None:
+        if options.max_model_len or options.gpu_memory_utilization:
+            raise UsageError("--from reads what was: leave --max-model-len and its like out")
+        found = explain.read(Path(options.source), options.cell, devices=devices, engines=engines)
+    else:
+        found = explain.run(
+            options.cell,
+            devices=devices,
+            engines=engines,
+            max_model_len=options.max_model_len,
+            gpu_memory_utilization=options.gpu_memory_utilization,
+        )
+    return explain.show(found, as_json=options.json)
 
 
 def run(arguments: list[str]) -> int:
@@ -189,12 +240,14 @@ def _engine_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def models() -> list[dict[str, Any]]:
-    """The shipped models, as JSON data; `layers` is None where the config has no number."""
+    """The shipped models, as JSON data; `layers` is None where the config has no number, `kv` where
+    the oracle does not know the model."""
     return [
         {
             "key": model.key,
             "model_type": model.config.get("model_type"),
             "layers": _layers(model.config),
+            "kv": list(kind_names(model.config)) or None,
             "path": str(model.path),
         }
         for model in plan.models(plan.MODELS)
@@ -210,11 +263,12 @@ def _layers(config: Mapping[str, Any]) -> int | None:
 
 
 def _model_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple("-" if row[name] is None else str(row[name]) for name in _MODEL_COLUMNS)
+    shown = {**row, "kv": ", ".join(row["kv"] or ()) or None}
+    return tuple("-" if shown[name] is None else str(shown[name]) for name in _MODEL_COLUMNS)
 
 
 _DEVICE_COLUMNS = ("device", "kind", "capability", "memory", "SMs", "name")
-_MODEL_COLUMNS = ("key", "model_type", "layers")
+_MODEL_COLUMNS = ("key", "model_type", "layers", "kv")
 
 _LISTS = {
     "devices": (_DEVICE_COLUMNS, devices, _device_cells, ""),
@@ -231,17 +285,31 @@ _SHOWN = {"devices": _device_rows}
 """Rows for people, where they are others than those of `--json`."""
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines with aligned columns; control characters of the cells shown as their escapes."""
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None
+) -> list[str]:
+    """Lines with aligned columns; control characters of the cells shown as their escapes. The last
+    column is wrapped where lines would have more than `width` columns."""
     lines = [[safe.printable(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(safe.columns, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(
-            cell + " " * (width - safe.columns(cell))
-            for cell, width in zip(line, widths, strict=True)
-        ).rstrip()
-        for line in lines
-    ]
+    side = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
+    room = widths[-1] if width is None else max(width - side, LEAST_COLUMN)
+    out: list[str] = []
+    for line in lines:
+        *cells, last = (
+            cell + " " * (size - safe.columns(cell))
+            for cell, size in zip(line, widths, strict=True)
+        )
+        first, *more = safe.wrap(last.rstrip(), room)
+        out.append(_GAP.join([*cells, first]).rstrip())
+        out += [" " * side + part for part in more]
+    return out
+
+
+_GAP = "  "
+
+LEAST_COLUMN = 7
+"""Columns that the last column is given at least."""
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from harness.record import KVCache, Record
 _KIND = (
     *("kind", "role", "block_size", "page_size_bytes", "content_bytes", "dtype", "cache_dtype"),
     *("compress_ratio", "alignment", "backend", "shape", "tensor_dtype"),
+    *("window", "grows"),
 )
 """What makes a kind of layers: not how many there are, nor strides, which depend on the blocks."""
 

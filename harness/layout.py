@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from harness.layouts import (
     deepseek_v4,
@@ -33,7 +34,16 @@ from harness.layouts.page import (
 )
 from harness.record import KVCache, Resolved
 
-__all__ = ["NoLayout", "Page", "UnknownLayout", "compare", "expected_pages", "layout_of"]
+__all__ = [
+    "Match",
+    "NoLayout",
+    "Page",
+    "UnknownLayout",
+    "compare",
+    "expected_pages",
+    "layout_of",
+    "matches",
+]
 
 _FAMILIES: dict[str, Family] = {
     "bert": encoder.ENCODER_ONLY,
@@ -116,29 +126,69 @@ def compare(
     a resolved dtype that is no layout is a disagreement.
     """
     try:
-        layout = layout_of(config, resolved.kv_cache_dtype, resolved.storage_dtype, capability)
-        backends = tuple(resolved.selected.split("+")) if resolved.selected else ()
-        blocks = Blocks(_block_size(kv), asked, backends)
-        pages = expected_pages(config, layout, capability, blocks)
+        found = matches(config, kv, resolved, capability, asked)
     except NoLayout as error:
         return [str(error)]
-    lines: list[str] = []
+    return [line for match in found for line in match.lines]
+
+
+@dataclass(frozen=True)
+class Match:
+    """A KV cache that was seen, and the page that it must have."""
+
+    cache: KVCache | None
+    """None for layers of the page that are missing, or too many."""
+    page: Page | None
+    """None where the model must not have such a cache."""
+    differences: tuple[str, ...] = ()
+    """What disagrees, such as `block size 64, must be 256`."""
+
+    @property
+    def lines(self) -> list[str]:
+        """The disagreements, each with what it is about and how the page comes about."""
+        cache, page = self.cache, self.page
+        if cache is not None and page is not None:
+            about = f"{cache.role} (ratio {cache.compress_ratio}, block {cache.block_size}, "
+            about += f"{_layers(cache.layers)}): "
+        elif cache is not None:
+            about = f"{cache.role} (ratio {cache.compress_ratio}): {_layers(cache.layers)} "
+        else:
+            assert page is not None
+            about = f"{page.role} (ratio {page.compress_ratio}, block {page.block_size}): "
+        why = "" if page is None else f": {page.arithmetic}"
+        return [f"{about}{text}{why}" for text in self.differences]
+
+
+def matches(
+    config: Config,
+    kv: Sequence[KVCache],
+    resolved: Resolved,
+    capability: Capability | None,
+    asked: int = 0,
+) -> tuple[Match, ...]:
+    """Each cache that was seen with its page, then each page whose layers do not add up.
+
+    `asked` as in `compare`. Raises as `expected_pages`, and NoLayout for a resolved dtype that is
+    no layout.
+    """
+    layout = layout_of(config, resolved.kv_cache_dtype, resolved.storage_dtype, capability)
+    backends = tuple(resolved.selected.split("+")) if resolved.selected else ()
+    pages = expected_pages(config, layout, capability, Blocks(_block_size(kv), asked, backends))
+    found: list[Match] = []
     layers = [0] * len(pages)
     for cache in kv:
         at = _meant(cache, pages)
         if at is None:
-            what = f"{cache.role} (ratio {cache.compress_ratio}): {_layers(cache.layers)}"
-            lines.append(f"{what} of a kind that the model does not have")
+            found.append(Match(cache, None, ("of a kind that the model does not have",)))
         else:
             layers[at] += cache.layers
-            lines += _differences(cache, pages[at])
+            found.append(Match(cache, pages[at], tuple(_differences(cache, pages[at]))))
     for page, seen in zip(pages, layers, strict=True):
         if seen != page.layers:
-            what = f"{page.role} (ratio {page.compress_ratio}, block {page.block_size})"
             count = f"{_layers(seen)} seen" if seen else "missing"
             must = _layers(page.layers) + (f" of {page.kind}" if page.kind else "")
-            lines.append(f"{what}: {count}, must be {must}: {page.arithmetic}")
-    return lines
+            found.append(Match(None, page, (f"{count}, must be {must}",)))
+    return tuple(found)
 
 
 def _block_size(kv: Sequence[KVCache]) -> int:
@@ -192,10 +242,7 @@ def _differences(cache: KVCache, page: Page) -> Iterator[str]:
             facts.append(("bytes of a block of the tensor", seen, page.content_bytes))
     for what, is_, must in facts:
         if is_ != must:
-            yield (
-                f"{cache.role} (ratio {cache.compress_ratio}, block {cache.block_size}, "
-                f"{_layers(cache.layers)}): {what} {is_}, must be {must}: {page.arithmetic}"
-            )
+            yield f"{what} {is_}, must be {must}"
 
 
 def _parts(page: Page) -> set[int]:

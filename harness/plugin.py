@@ -12,13 +12,12 @@ import os
 import signal
 import sys
 from collections.abc import Generator
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from harness import durations, host, safe, session
+from harness import durations, safe, session
 from harness.board import Board, cell_of
 from harness.errors import EXIT_INFRA, EXIT_USAGE, InfraError, UsageError
 from harness.launch import ISOLATIONS, Launcher
@@ -190,7 +189,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if run is None:
         return
     if not config.option.collectonly and not _distributes(config):
-        config.stash[LAUNCHER] = launcher = _launcher(config, run)
+        # The host is shared with the other workers of an xdist run.
+        workers = int(getattr(config, "workerinput", {}).get("workercount", 1))
+        config.stash[LAUNCHER] = launcher = session.launcher(run, workers)
         config.stash[REDUCTIONS] = Reductions(
             run.cache, launcher.record, lambda text: _say(config, text)
         )
@@ -223,18 +224,6 @@ def _say(config: pytest.Config, text: str) -> None:
         if terminal.isatty:
             terminal.rewrite("", erase=True)  # pytest's "collecting ..." stands there
         terminal.write_line(safe.printable(text))
-
-
-def _launcher(config: pytest.Config, run: Run) -> Launcher:
-    # The host is shared with the other workers of an xdist run.
-    workers = int(getattr(config, "workerinput", {}).get("workercount", 1))
-    cores, memory = host.cores() // workers, host.memory_bytes() // workers
-    return Launcher(
-        lambda device: session.jobs(device, cores, memory),
-        lambda request: session.launch_environ(run, request),
-        lambda request: session.modules_file(run, request),
-        isolation=run.options.isolation,
-    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -299,16 +288,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
 def outcome(request: pytest.FixtureRequest, cell: Cell) -> Outcome:
     """The cell's record from its child, judged."""
     run, launcher = request.config.stash[RUN], request.config.stash[LAUNCHER]
-    lacking = cell.lacks
-    wanted = None if lacking else run.need(cell, request.config.stash[REDUCTIONS])
-    if wanted is not None:
-        lacking = wanted.lacking(cell.device)
-    if lacking is not None:
-        result = run.skipped(cell, lacking)
-    else:
-        result = run.judge(cell, launcher.record(run.request(cell)))
-    if wanted is not None:
-        result = replace(result, needs_bytes=wanted.total)
+    result = run.outcome(cell, launcher, request.config.stash[REDUCTIONS])
     request.node.stash[OUTCOME] = result
     if result.judgement.verdict == "infra":
         # In a fixture, so that pytest counts it as an error and not as a failure of the cell.

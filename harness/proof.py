@@ -31,9 +31,6 @@ ENGINE = Path(__file__).resolve().parent / "engine"
 DEPTH = "allocate"
 SECONDS = 300.0
 
-CONTEXT_TOKENS = 4096
-"""`harness/engine/arguments.py` plans for as many."""
-
 OVERHEAD = {"cpu": 2 * GIB}
 GPU_OVERHEAD = 3 * GIB
 """Bytes beyond weights and KV cache. CPU: 0.9 - 1.1 GiB were measured for Llama and DeepSeek-V4
@@ -52,8 +49,8 @@ class Proof:
     """How the reduced model differs; () where it keeps every kind."""
     weights_bytes: int
     """Of the reduced model; 0 where it was not built."""
-    bytes_per_token: int
-    """Of its KV cache."""
+    request_bytes: int
+    """Of its KV cache, for one request of the planned context; 0 where it was not planned."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class Need:
 
     weights: int
     kv_cache: int
-    """For one request of CONTEXT_TOKENS."""
+    """For one request."""
     overhead: int
     utilisation: float
 
@@ -92,7 +89,7 @@ def need(proof: Proof, device: Device) -> Need:
     """The memory that a cell of the reduced model needs on `device`."""
     return Need(
         proof.weights_bytes,
-        proof.bytes_per_token * CONTEXT_TOKENS,
+        proof.request_bytes,
         OVERHEAD.get(device.kind, GPU_OVERHEAD),
         1.0 if device.kind == "cpu" else UTILISATION,
     )
@@ -179,7 +176,7 @@ class Reductions:
                     return Proof(
                         tuple(map(str, data["problems"])),
                         int(data["weights_bytes"]),
-                        int(data["bytes_per_token"]),
+                        int(data["request_bytes"]),
                     )
                 found = self._make(cell)
                 with suppress(InfraError):
@@ -200,7 +197,7 @@ class Reductions:
         return Proof(
             tuple(f"{full.id}: {line}" for line in differences(full, small)),
             0 if memory is None else memory.weights_bytes,
-            small.kv_bytes_per_token or 0,
+            0 if small.capacity is None else small.capacity.request_bytes,
         )
 
 

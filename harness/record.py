@@ -68,6 +68,8 @@ class KVCache:
     """The spec's own `cache_dtype_str`, where the spec has one."""
     compress_ratio: int = 1
     """Tokens that share one stored state."""
+    draft: bool = False
+    """True for the layers of the model that drafts tokens."""
     alignment: int | None = None
     """The page is a multiple of this many bytes; None where the spec asks for none."""
     backend: str | None = None
@@ -79,6 +81,11 @@ class KVCache:
     """Element type of that tensor."""
     stride: tuple[int, ...] | None = None
     """Strides of that tensor in elements, as they are; they may depend on the number of blocks."""
+    window: int | None = None
+    """Tokens of a sequence that a layer with a sliding window or chunks keeps; None for others."""
+    grows: bool = True
+    """True where one more token of context costs more; not so for a window or a chunk, a state of
+    fixed size a sequence, and an encoder's output."""
 
 
 @dataclass(frozen=True)
@@ -104,13 +111,28 @@ class Declared:
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """An attention backend that vLLM's selector considered where none was asked for."""
+
+    backend: str
+    """Name in vLLM's `AttentionBackendEnum`."""
+    reasons: tuple[str, ...]
+    """vLLM's own reasons for refusing it; empty where it could have served."""
+    selected: bool = False
+    asked: str = ""
+    """What the layers asked for where other layers asked for something else, such as
+    `has_sliding_window=True`; empty where all asked alike."""
+
+
+@dataclass(frozen=True)
 class Resolved:
     """What the request became."""
 
     kv_cache_dtype: str | None = None
     """The string that the main attention layers ended up with."""
     storage_dtype: str | None = None
-    """torch name of the main cache's element type."""
+    """torch name of the main cache's element type: the layers', or their specs' where the layers
+    do not say (MLA)."""
     cache_config: str | None = None
     """`cache_config.cache_dtype` at the end: differs where the layers did not write back."""
     backends: tuple[str, ...] = ()
@@ -134,6 +156,22 @@ class Memory:
     a virtual device, and where it could not be measured; the same for those that follow."""
     used_after_weights_bytes: int | None = None
     used_after_kv_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What the planned KV cache holds, as vLLM computes it."""
+
+    tokens: int
+    """Tokens that fit where each request has the longest context."""
+    concurrency: float
+    """Requests of the longest context that fit at once."""
+    request_bytes: int
+    """Bytes that one such request needs, over all layers."""
+    max_model_len: int
+    """Tokens of the longest context."""
+    gpu_memory_utilization: float
+    """Share of the device's memory that vLLM may use."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +206,13 @@ class Record:
     num_blocks: int | None = None
     kv_bytes_per_token: int | None = None
     """Bytes of KV cache that one more token of context costs at full blocks, over all layers
-    without a sliding window; None before stage `plan`."""
+    that keep every token (`KVCache.grows`): 0 for a model that has none. None before stage
+    `plan`."""
+    capacity: Capacity | None = None
+    """None before stage `plan`, and where there is no KV cache."""
+    candidates: tuple[Candidate, ...] = ()
+    """In vLLM's order; () where a backend was asked for, where the model chooses itself, and on a
+    CPU."""
     declared: tuple[Declared, ...] = ()
     memory: Memory | None = None
     model_runner: str | None = None

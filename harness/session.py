@@ -7,18 +7,16 @@ import importlib.util
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 from harness import (
-    checkpoint,
     device,
     expect,
+    host,
     install,
     known,
-    layout,
     plan,
     proof,
     schedule,
@@ -30,8 +28,10 @@ from harness.errors import UsageError
 from harness.expect import Explicit
 from harness.facts import EngineFacts
 from harness.known import Known
+from harness.launch import Launcher
 from harness.matrix import Outcome
 from harness.options import Options
+from harness.oracle import Oracle
 from harness.plan import Cell, Model
 from harness.proof import Need, Reductions
 from harness.record import STAGES, Record
@@ -83,19 +83,7 @@ class Run:
 
     def judge(self, cell: Cell, record: Record) -> Outcome:
         """The record of `cell` against everything that is expected of it."""
-        config: Mapping[str, Any] = cell.model.config
-        if cell.device.real:
-            config = proof.reduced(cell.model).config
-
-        def oracle(record: Record) -> list[str] | None:
-            try:
-                lines = layout.compare(
-                    config, record.kv, record.resolved, record.capability, record.block_size
-                )
-            except layout.UnknownLayout:
-                return None
-            return lines + checkpoint.differences(config, record)
-
+        oracle = self.oracle(cell)
         expectation = self.expectation(cell)
         return Outcome(
             cell,
@@ -103,6 +91,24 @@ class Run:
             record,
             expect.expected_verdict(cell.case, expectation),
         )
+
+    def oracle(self, cell: Cell) -> Oracle:
+        """The layout oracle of `cell`, for the config.json that it is started with: on a real
+        device the reduced one."""
+        config = proof.reduced(cell.model).config if cell.device.real else cell.model.config
+        return Oracle(config, cell.model.start.drafts)
+
+    def outcome(self, cell: Cell, launcher: Launcher, reductions: Reductions) -> Outcome:
+        """Run `cell`, or find that it cannot run here, and judge it. UsageError as `need`."""
+        if cell.lacks is not None:
+            return self.skipped(cell, cell.lacks)
+        wanted = self.need(cell, reductions)
+        lacking = None if wanted is None else wanted.lacking(cell.device)
+        if lacking is not None:
+            result = self.skipped(cell, lacking)
+        else:
+            result = self.judge(cell, launcher.record(self.request(cell)))
+        return result if wanted is None else replace(result, needs_bytes=wanted.total)
 
     def notrun(self, cell: Cell) -> Outcome:
         """The outcome of a planned cell that never reported."""
@@ -171,6 +177,17 @@ def resolve(options: Options, models: Path = plan.MODELS) -> Run:
         entries,
         cache,
         schedule.bound(),
+    )
+
+
+def launcher(run: Run, workers: int = 1) -> Launcher:
+    """What runs the cells of `run`, for one of `workers` processes that share the host."""
+    cores, memory = host.cores() // workers, host.memory_bytes() // workers
+    return Launcher(
+        lambda device: jobs(device, cores, memory),
+        lambda request: launch_environ(run, request),
+        lambda request: modules_file(run, request),
+        isolation=run.options.isolation,
     )
 
 

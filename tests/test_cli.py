@@ -16,7 +16,7 @@ from harness.errors import InfraError
 from harness.install import Found
 from tests.fake_nvml import Card, FakeNvml, Slice
 
-COMMANDS = ("devices", "engines", "models", "run")
+COMMANDS = ("devices", "engines", "models", "explain", "run")
 
 
 def model(folder: Path, key: str, **config: Any) -> None:
@@ -161,10 +161,10 @@ def test_models_lists_key_type_and_layers(
     model(tmp_path, "odd")
     assert 0 == main(["models"])
     assert [
-        ["key", "model_type", "layers"],
-        ["llama3", "llama", "32"],
-        ["nested", "vision", "48"],
-        ["odd", "-", "-"],
+        ["key", "model_type", "layers", "kv"],
+        ["llama3", "llama", "32", "-"],
+        ["nested", "vision", "48", "-"],
+        ["odd", "-", "-", "-"],
     ] == [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
@@ -175,8 +175,47 @@ def test_models_as_json_name_the_folder(
     model(tmp_path, "llama3", model_type="llama", num_hidden_layers=32)
     assert 0 == main(["models", "--json"])
     assert [
-        {"key": "llama3", "model_type": "llama", "layers": 32, "path": str(tmp_path / "llama3")}
+        {
+            "key": "llama3",
+            "model_type": "llama",
+            "layers": 32,
+            "kv": None,
+            "path": str(tmp_path / "llama3"),
+        }
     ] == json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("key", "kv"),
+    [
+        ("dsv3", {"MLA latent vector"}),
+        ("dsv32", {"MLA latent vector", "indexer keys"}),
+        (
+            "dsv4",
+            {"sliding window", "compressed 4 and 128", "indexer keys", "compressor state"},
+        ),
+        ("gemma3", {"sliding window", "full attention"}),
+        ("llama3", {"full attention"}),
+        ("llama4", {"chunked attention", "full attention"}),
+        ("mamba2", {"Mamba state"}),
+        ("jamba", {"Mamba state", "full attention"}),
+        ("kimi-linear", {"linear-attention state", "MLA latent vector"}),
+        ("qwen3-next", {"linear-attention state", "full attention"}),
+    ],
+)
+def test_models_are_listed_with_the_kinds_of_their_kv_caches(
+    key: str, kv: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert 0 == main(["models", "--json"])
+    (row,) = [row for row in json.loads(capsys.readouterr().out) if row["key"] == key]
+    assert kv == set(row["kv"])
+    assert len(kv) == len(row["kv"])
+
+
+def test_the_last_column_is_wrapped_where_a_terminal_is_narrow() -> None:
+    rows = [("a", "one two three"), ("b", "four")]
+    assert ["k  v", "a  one two", "   three", "b  four"] == table(("k", "v"), rows, width=10)
+    assert ["k  v", "a  one two three", "b  four"] == table(("k", "v"), rows)
 
 
 def test_without_models_it_says_where_they_are_looked_for(
@@ -195,7 +234,7 @@ def test_control_characters_of_a_config_are_shown_not_obeyed(
     monkeypatch.setattr(plan, "MODELS", tmp_path)
     model(tmp_path, "evil", model_type="\x1b[2Jllama\n", num_hidden_layers=1)
     assert 0 == main(["models"])
-    assert r"evil  \x1b[2Jllama\n  1" == capsys.readouterr().out.splitlines()[1]
+    assert r"evil  \x1b[2Jllama\n  1       -" == capsys.readouterr().out.splitlines()[1]
 
 
 def test_columns_are_aligned_by_what_a_terminal_shows() -> None:

@@ -15,7 +15,7 @@ from harness.errors import UsageError
 from harness.facts import EngineFacts
 from harness.plan import Cell, Model
 from harness.proof import Need, Reductions, need, planning_device, reduced_folder
-from harness.record import Fault, KVCache, Memory, Record, Resolved
+from harness.record import Capacity, Fault, KVCache, Memory, Record, Resolved
 from harness.request import Request
 from tests.test_guard import ENGINE, H200
 
@@ -45,7 +45,7 @@ def planned(request: Request, kv: tuple[KVCache, ...] = (MAIN,)) -> Record:
         stage="allocate",
         resolved=Resolved(kv_cache_dtype="auto"),
         kv=kv,
-        kv_bytes_per_token=8192,
+        capacity=Capacity(4096, 1.0, 4096 * 8192, 4096, 0.92),
         memory=Memory(16 * GIB, 3 * GIB, GIB, True),
     )
 
@@ -68,7 +68,11 @@ def test_full_and_reduced_are_planned_on_a_virtual_device_of_the_same_numbers(
 ) -> None:
     engine = Engine()
     proof = Reductions(tmp_path, engine).proof(cell())
-    assert ((), 3 * GIB, 8192) == (proof.problems, proof.weights_bytes, proof.bytes_per_token)
+    assert ((), 3 * GIB, 4096 * 8192) == (
+        proof.problems,
+        proof.weights_bytes,
+        proof.request_bytes,
+    )
     assert {("virtual", (9, 0), 141 * GIB)} == {
         (r.device.kind, r.device.capability, r.device.memory_bytes) for r in engine.asked
     }

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from harness.case import Case
-from harness.engine import compat, observe
+from harness.engine import capacity, compat, observe, selector
 from harness.engine.observe import Observed
 from harness.record import to_json
 
@@ -33,6 +33,7 @@ class Extension:
             if hasattr(holders[name], "kv_cache")
         }
         asked = Case(**json.loads(case))
+        room = capacity.capacity(seen.vllm_config, config, seen.specs)
         return json.dumps(
             {
                 "resolved": to_json(observe.resolved(seen)),
@@ -40,6 +41,8 @@ class Extension:
                 "groups": [to_json(one) for one in observe.groups(seen)],
                 "num_blocks": observe.num_blocks(seen),
                 "kv_bytes_per_token": observe.bytes_per_token(seen),
+                "capacity": None if room is None else to_json(room),
+                "candidates": [to_json(one) for one in selector.candidates(seen.vllm_config)],
                 "declared": [to_json(one) for one in observe.declared(seen, asked)],
                 "weights_bytes": compat.weights_bytes(self.model_runner.get_model()),
                 "planned_bytes": sum(int(one.size) for one in config.kv_cache_tensors),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 import traceback
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.case import DEFAULT, UNSET, Case
-from harness.engine import compat
+from harness.engine import capacity, compat
 from harness.record import Declared, Group, KVCache, Memory, Resolved
 
 _LAYER = re.compile(r"^(?:.*\.)?layers\.\d+\.")
@@ -37,6 +36,8 @@ class Observed:
     """Parts of the Record that a worker has told of itself, in place of all of the above."""
     log: list[str] = field(default_factory=list)
     failing_layer: Any = None
+    error: BaseException | None = None
+    """What ended the start."""
 
 
 def failing_layer(error: BaseException) -> Any:
@@ -93,11 +94,17 @@ def layers(seen: Observed) -> dict[str, Any]:
 
 def _main_layers(seen: Observed) -> list[Any]:
     """The attention layers proper: those that resolved a kv_cache_dtype of their own."""
-    return [
-        layer
-        for layer in layers(seen).values()
-        if isinstance(getattr(layer, "kv_cache_dtype", None), str)
-    ]
+    return [layer for layer in layers(seen).values() if _is_main(layer)]
+
+
+def _is_main(layer: Any) -> bool:
+    return isinstance(getattr(layer, "kv_cache_dtype", None), str)
+
+
+def _stored(layer: Any, spec: Any) -> Any:
+    """The element type that a layer stores; MLA's layers leave it to their specs."""
+    own = getattr(layer, "kv_cache_torch_dtype", None)
+    return getattr(spec, "dtype", None) if own is None else own
 
 
 def _backend_name(layer: Any) -> str | None:
@@ -117,8 +124,8 @@ def resolved(seen: Observed) -> Resolved:
     stored = sorted(
         {
             _dtype(dtype)
-            for layer in main
-            if (dtype := getattr(layer, "kv_cache_torch_dtype", None)) is not None
+            for name, layer in layers(seen).items()
+            if _is_main(layer) and (dtype := _stored(layer, seen.specs.get(name))) is not None
         }
     )
     holders = {_backend_name(layers(seen)[name]) for name in seen.specs}
@@ -165,11 +172,14 @@ def kv(seen: Observed) -> tuple[KVCache, ...]:
             dtype=_dtype(spec.dtype) if hasattr(spec, "dtype") else "",
             cache_dtype=getattr(spec, "cache_dtype_str", None),
             compress_ratio=compat.tokens_per_state(spec),
+            draft=bool(getattr(layers(seen).get(name), "is_draft_layer", False)),
             alignment=getattr(spec, "alignment", None),
             backend=_backend_name(layers(seen)[name]) if name in layers(seen) else None,
             shape=None if tensor is None or not blocks else _shape(tensor, blocks),
             tensor_dtype=None if tensor is None else _dtype(tensor.dtype),
             stride=None if tensor is None else tuple(int(n) for n in tensor.stride()),
+            window=capacity.window(spec),
+            grows=capacity.grows(spec),
         )
         found[one] = found.get(one, 0) + 1
     return tuple(replace(one, layers=count) for one, count in found.items())
@@ -197,15 +207,7 @@ def num_blocks(seen: Observed) -> int | None:
 
 def bytes_per_token(seen: Observed) -> int | None:
     """`Record.kv_bytes_per_token`."""
-    if seen.kv_cache_config is None:
-        return None
-    return math.ceil(
-        sum(
-            int(spec.page_size_bytes) / int(spec.block_size)
-            for spec in seen.specs.values()
-            if getattr(spec, "sliding_window", None) is None
-        )
-    )
+    return None if seen.kv_cache_config is None else capacity.bytes_per_token(seen.specs)
 
 
 def declared(seen: Observed, case: Case) -> tuple[Declared, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.case import Case
 from harness.device import Device
-from harness.engine import observe
+from harness.engine import capacity, observe, selector
 from harness.engine.observe import Observed
 from harness.record import VIRTUAL_STAGES, Fault, Record, parts
 from harness.safe import clip
@@ -78,7 +78,7 @@ def run(
             start(case, model_path, engine_args, device, depth, seen, tell)
     except Exception as error:
         traceback.print_exc()
-        fault = _fault(error)
+        fault, seen.error = _fault(error), error
         seen.failing_layer = observe.failing_layer(error)
     told = seen.told or {}
     observed = parts({name: told[name] for name in _TOLD if name in told}) or {
@@ -87,6 +87,8 @@ def run(
         "groups": observe.groups(seen),
         "num_blocks": observe.num_blocks(seen),
         "kv_bytes_per_token": observe.bytes_per_token(seen),
+        "capacity": capacity.capacity(seen.vllm_config, seen.kv_cache_config, seen.specs),
+        "candidates": selector.candidates(seen.vllm_config, seen.error),
         "declared": observe.declared(seen, case),
     }
     seen.seconds["total"] = round(time.perf_counter() - began, 3)
@@ -115,7 +117,8 @@ def run(
 
 
 _TOLD = (
-    *("resolved", "kv", "groups", "num_blocks", "kv_bytes_per_token", "declared", "model_runner"),
+    *("resolved", "kv", "groups", "num_blocks", "kv_bytes_per_token", "capacity", "candidates"),
+    *("declared", "model_runner"),
 )
 """Parts of a Record that the worker of a real engine tells."""
 
