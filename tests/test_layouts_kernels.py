@@ -89,7 +89,9 @@ def test_a_cpu_prefers_long_blocks() -> None:
     assert 128 == block(JAMBA, "bfloat16", None, "CPU_ATTN")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("backend", ["CUTLASS_MLA", "FLASHINFER_MLA", "FLASHMLA", "TRITON_MLA"])
+@pytest.mark.parametrize(
+    "backend", ["AMX_MLA", "CUTLASS_MLA", "FLASHINFER_MLA", "FLASHMLA", "TRITON_MLA"]
+)
 def test_mla_beside_linear_attention_has_blocks_of_128(backend: str) -> None:
     assert 1920 == block(KIMI, "bfloat16", SM100, backend)  # 15 x 128
 

@@ -45,6 +45,7 @@ _KERNELS: Mapping[str, Kernel] = MappingProxyType(
         "TRITON_FLASH_ATTN": _ANY_16,
         "TURBOQUANT": Kernel((16, 32, 64, 128)),
         # MLA
+        "AMX_MLA": Kernel((32,), multiples=True),
         "CPU_MLA": Kernel((16,)),
         "CUTLASS_MLA": Kernel((128,)),
         "FLASHINFER_MLA": Kernel((32, 64)),
