@@ -46,6 +46,11 @@ def block(
     [
         # A state of 1097728 B in tokens of 2 x 2 x 256 x 2 = 2048 B: 536 of them.
         (544, SM80, "FLASH_ATTN"),  # 34 x 16
+        (576, SM90, "TRITON_FLASH_ATTN"),
+        (640, SM100, "TRITON_FLASH_ATTN"),
+        (576, SM100, "TRITON_FLASHINFER"),
+        (576, SM90, "HPC_ATTN"),
+        (640, SM120, "B12X"),  # 5 x 128
         (576, SM90, "FLASH_ATTN"),  # 9 x 64, as states are had every 64 tokens
         (576, SM90, "FLASHINFER"),
         (640, SM100, "FLASH_ATTN"),  # 5 x 128: FlashAttention 4 for heads of 256
@@ -84,7 +89,9 @@ def test_a_cpu_prefers_long_blocks() -> None:
     assert 128 == block(JAMBA, "bfloat16", None, "CPU_ATTN")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("backend", ["CUTLASS_MLA", "FLASHINFER_MLA", "FLASHMLA", "TRITON_MLA"])
+@pytest.mark.parametrize(
+    "backend", ["AMX_MLA", "CUTLASS_MLA", "FLASHINFER_MLA", "FLASHMLA", "TRITON_MLA"]
+)
 def test_mla_beside_linear_attention_has_blocks_of_128(backend: str) -> None:
     assert 1920 == block(KIMI, "bfloat16", SM100, backend)  # 15 x 128
 
@@ -200,8 +207,8 @@ def test_a_long_block_that_was_asked_for_is_handed_out_in_parts(
 
 
 def test_no_opinion_on_a_backend_that_is_not_written_down() -> None:
-    with pytest.raises(UnknownLayout, match="what B12X take is not written down"):
-        block(JAMBA, "bfloat16", SM90, "B12X")
+    with pytest.raises(UnknownLayout, match="what NEW_ATTN take is not written down"):
+        block(JAMBA, "bfloat16", SM90, "NEW_ATTN")
 
 
 sizes = st.sampled_from([16, 32, 48, 64, 128])

@@ -33,13 +33,19 @@ _ANY_16 = Kernel((16,), multiples=True)
 
 _KERNELS: Mapping[str, Kernel] = MappingProxyType(
     {
+        "B12X": Kernel((64, 128), preferred=128),
         "CPU_ATTN": Kernel((32,), multiples=True, preferred=128),
         "FLASH_ATTN": _ANY_16,
         "FLASHINFER": Kernel((16, 32, 64)),
         "FLEX_ATTENTION": _ANY_16,
+        "HPC_ATTN": Kernel((64,)),
         "TRITON_ATTN": _ANY_16,
+        # Two kernels each, for one cache: what both take.
+        "TRITON_FLASHINFER": Kernel((64,)),
+        "TRITON_FLASH_ATTN": _ANY_16,
         "TURBOQUANT": Kernel((16, 32, 64, 128)),
         # MLA
+        "AMX_MLA": Kernel((32,), multiples=True),
         "CPU_MLA": Kernel((16,)),
         "CUTLASS_MLA": Kernel((128,)),
         "FLASHINFER_MLA": Kernel((32, 64)),
@@ -53,6 +59,7 @@ _KERNELS: Mapping[str, Kernel] = MappingProxyType(
 _FA4_WIDE = Kernel((128,))
 """FlashAttention 4's kernel for heads of 256 on Blackwell: pages of 128 tokens and no other."""
 
+_FA4_BACKENDS = ("FLASH_ATTN", "TRITON_FLASH_ATTN")
 _FA4_WIDE_HEAD, _FA4_WIDE_MAJORS = 256, (10, 11)
 
 _TRTLLM_GEN = Kernel((16, 32, 64, 128, 256, 512, 1024))
@@ -69,7 +76,7 @@ def kernel_of(
 ) -> Kernel | None:
     """What `backend`, by its `get_name()`, takes on a device; None where it is not written down."""
     major = capability[0] if capability else None
-    if backend == "FLASH_ATTN" and head_dim == _FA4_WIDE_HEAD and major in _FA4_WIDE_MAJORS:
+    if backend in _FA4_BACKENDS and head_dim == _FA4_WIDE_HEAD and major in _FA4_WIDE_MAJORS:
         return _FA4_WIDE
     if backend == "FLASHINFER" and major == _TRTLLM_GEN_MAJOR and heads_per_kv_head > 1:
         return _TRTLLM_GEN
