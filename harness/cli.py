@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import device, explain, host, install, nvml, plan, safe
+from harness import device, host, install, nvml, plan, safe
 from harness.device import Discovery, Gpu
 from harness.errors import EXIT_INFRA, EXIT_USAGE, InfraError, UsageError
 from harness.facts import check_supported
@@ -132,6 +132,9 @@ def _add_explain(commands: Any) -> None:
 
 
 def _explain(options: argparse.Namespace) -> int:
+    # Here, since what runs cells loads pytest, which the lists must not wait for.
+    from harness import explain
+
     devices = [options.device] if options.device else []
     engines = [options.engine] if options.engine else []
     if options.source is not None:
