@@ -19,8 +19,12 @@ from harness.facts import check_supported
 from harness.kindname import kind_names
 
 
+EXIT_INTERRUPTED = 130
+"""What shells give for a command that was ended by Ctrl-C."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command: 0 done, 2 usage, 75 host or network not usable."""
+    """Run one command: 0 done, 1 a cell that fails, 2 usage, 75 host or network not usable."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -32,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(error, EXIT_USAGE)
     except InfraError as error:
         return _complain(error, EXIT_INFRA)
+    except KeyboardInterrupt:
+        # What runs a cell has ended its children by now.
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader (`head`) has what it wants; Python must not complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
