@@ -18,7 +18,6 @@ from harness.errors import EXIT_INFRA, EXIT_USAGE, InfraError, UsageError
 from harness.facts import check_supported
 from harness.kindname import kind_names
 
-
 EXIT_INTERRUPTED = 130
 """What shells give for a command that was ended by Ctrl-C."""
 
