@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from harness import durations, matrix, output, safe
+from harness import durations, matrix, output, safe, versus
 from harness.errors import EXIT_INFRA, InfraError
 from harness.matrix import Outcome
 from harness.plan import Cell
@@ -167,8 +167,15 @@ class Board:
             "seconds": round(time.time() - self._began, 1),
             "depth": {d.spec: self._run.options.depth_on(d) for d in self._run.options.devices},
             "counts": matrix.counts(outcome.judgement for outcome in outcomes),
+            "vouched": matrix.vouched(outcome.judgement for outcome in outcomes),
         }
-        data = matrix.to_json(about, self._run.engines, self._run.options.devices, outcomes)
+        data = matrix.to_json(
+            about,
+            self._run.engines,
+            self._run.options.devices,
+            outcomes,
+            [difference.to_json() for difference in versus.differences(outcomes)],
+        )
         text = json.dumps(data, indent=1) + "\n"
         self._keep(lambda: output.write_whole(self._run.options.out / "matrix.json", text))
         with contextlib.suppress(InfraError):  # without them the next run is merely slower
@@ -184,12 +191,14 @@ class Board:
         writer = terminalreporter._tw
         terminalreporter.ensure_newline()
         terminalreporter.write_line("")
+        outcomes = self.outcomes()
         text = render(
-            [matrix.view(outcome) for outcome in self.outcomes()],
+            [matrix.view(outcome) for outcome in outcomes],
             width=writer.fullwidth,
             color=writer.hasmarkup,
             unicode=_unicode(),
             titles=self._titles(),
+            differences=versus.differences(outcomes),
         )
         for row in text.splitlines():
             writer.line(row)

@@ -10,7 +10,7 @@ from harness.known import Known
 from harness.record import STAGES, KVCache, Record
 
 
-def _main(kv: KVCache) -> bool:
+def is_main(kv: KVCache) -> bool:
     """True for the caches that hold what attention reads: not an indexer's, not a state."""
     return "indexer" not in kv.role and "state" not in kv.role
 
@@ -71,7 +71,7 @@ class Explicit:
             facts += [
                 (f"last dimension of {kv.role}", kv.shape[-1], self.tail)
                 for kv in record.kv
-                if kv.shape and _main(kv)
+                if kv.shape and is_main(kv)
             ]
         return [f"{what} is {seen}, must be {must}" for what, seen, must in facts if seen != must]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness import device, install, known, layout, plan, proof, reproduce, session, story
+from harness import device, install, known, plan, proof, reproduce, session, story
 from harness.case import RUNNERS, Case
 from harness.device import Device, Pool
 from harness.engine import arguments
@@ -229,8 +229,7 @@ def _matches(run: Run, cell: Cell, record: Record | None) -> tuple[tuple[Match, 
     if record is None or not record.kv:
         return (), "there is no KV cache to look at"
     try:
-        config = run.config(cell)
-        return layout.matches(config, record.kv, record.resolved, record.capability), ""
+        return run.oracle(cell).matches(record), ""
     except (UnknownLayout, NoLayout, UsageError) as error:
         return (), str(error)
 

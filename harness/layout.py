@@ -13,9 +13,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.layouts import deepseek_v4, full_attention, mla, state_space, windowed
+from harness.layouts import (
+    deepseek_v4,
+    deepseek_v41,
+    encoder,
+    full_attention,
+    mla,
+    state_space,
+    windowed,
+)
 from harness.layouts.page import (
     ELEMENT_BYTES,
+    Blocks,
     Capability,
     Config,
     Family,
@@ -37,9 +46,11 @@ __all__ = [
 ]
 
 _FAMILIES: dict[str, Family] = {
+    "bert": encoder.ENCODER_ONLY,
     "deepseek_v3": mla.DENSE,
     "deepseek_v32": mla.SPARSE,
     "deepseek_v4": deepseek_v4.FAMILY,
+    "deepseek_v41": deepseek_v41.FAMILY,
     "falcon_h1": state_space.FAMILY,
     "gemma3_text": windowed.FAMILY,
     "glm_moe_dsa": mla.SPARSE,
@@ -57,11 +68,16 @@ _FAMILIES: dict[str, Family] = {
     "qwen3": full_attention.FAMILY,
     "qwen3_moe": full_attention.FAMILY,
     "qwen3_next": state_space.FAMILY,
+    "whisper": encoder.ENCODER_DECODER,
 }
 """model_type -> family."""
 
 DEFAULT_BLOCK_SIZE = 16
 """Tokens; what vLLM's documentation gives for `--block-size`. Only where none was seen."""
+
+
+_FORMER_KINDS = {"TQFullAttentionSpec": "FullAttentionSpec"}
+"""Kinds that were others' subclasses once: TurboQuant's in vLLM 0.27.1, gone in 0.33.0."""
 
 
 def layout_of(
@@ -81,16 +97,18 @@ def expected_pages(
     config: Config,
     layout: str,
     capability: Capability | None,
-    block_size: int = DEFAULT_BLOCK_SIZE,
+    blocks: Blocks | int = DEFAULT_BLOCK_SIZE,
 ) -> tuple[Page, ...]:
     """Every kind of KV cache that a config.json must give, the MTP layers left out.
 
-    `block_size` in tokens is for models that leave it to vLLM or its caller; others have their own.
+    `blocks`, or their size in tokens, are for models that leave them to vLLM or its caller; others
+    have their own.
     UnknownLayout where the format is not written down here; UsageError where the config lacks a
     number. Whether a device may have this layout at all is for the backends to declare: the
     capability only tells formats apart that differ in bytes.
     """
-    return _family(config).pages(config, layout, capability, block_size)
+    blocks = Blocks(blocks) if isinstance(blocks, int) else blocks
+    return _family(config).pages(config, layout, capability, blocks)
 
 
 def compare(
@@ -98,14 +116,17 @@ def compare(
     kv: Sequence[KVCache],
     resolved: Resolved,
     capability: Capability | None,
+    asked: int = 0,
 ) -> list[str]:
     """One line per disagreement between what was seen and what must be; [] means confirmed.
+
+    `asked` is the block size that the caller passed, in tokens; 0 where none was.
 
     Tensors are looked at only where they were seen (`KVCache.shape`). Raises as `expected_pages`;
     a resolved dtype that is no layout is a disagreement.
     """
     try:
-        found = matches(config, kv, resolved, capability)
+        found = matches(config, kv, resolved, capability, asked)
     except NoLayout as error:
         return [str(error)]
     return [line for match in found for line in match.lines]
@@ -143,13 +164,16 @@ def matches(
     kv: Sequence[KVCache],
     resolved: Resolved,
     capability: Capability | None,
+    asked: int = 0,
 ) -> tuple[Match, ...]:
     """Each cache that was seen with its page, then each page whose layers do not add up.
 
-    Raises as `expected_pages`, and NoLayout for a resolved dtype that is no layout.
+    `asked` as in `compare`. Raises as `expected_pages`, and NoLayout for a resolved dtype that is
+    no layout.
     """
     layout = layout_of(config, resolved.kv_cache_dtype, resolved.storage_dtype, capability)
-    pages = expected_pages(config, layout, capability, _block_size(kv))
+    backends = tuple(resolved.selected.split("+")) if resolved.selected else ()
+    pages = expected_pages(config, layout, capability, Blocks(_block_size(kv), asked, backends))
     found: list[Match] = []
     layers = [0] * len(pages)
     for cache in kv:
@@ -182,12 +206,13 @@ def _layers(count: int) -> str:
 def _meant(cache: KVCache, pages: Sequence[Page]) -> int | None:
     """Index of the page that `cache` comes nearest to, among those of its role."""
 
-    def distance(at: int) -> tuple[bool, bool, bool, bool]:
+    def distance(at: int) -> tuple[bool, ...]:
         page = pages[at]
         return (
-            page.kind not in (None, cache.kind),
+            page.kind not in (None, _kind(cache)),
             page.compress_ratio != cache.compress_ratio,
             page.block_size != cache.block_size,
+            cache.dtype not in (page.storage, *page.also),
             page.layers != cache.layers,
         )
 
@@ -195,10 +220,14 @@ def _meant(cache: KVCache, pages: Sequence[Page]) -> int | None:
     return min(of_role, key=distance, default=None)
 
 
+def _kind(cache: KVCache) -> str:
+    return _FORMER_KINDS.get(cache.kind, cache.kind)
+
+
 def _differences(cache: KVCache, page: Page) -> Iterator[str]:
     """What is wrong with the bytes, the ratio and the tensor of one kind of cache."""
     facts: list[tuple[str, object, object]] = [
-        ("kind", cache.kind, page.kind or cache.kind),
+        ("kind", _kind(cache), page.kind or _kind(cache)),
         ("ratio", cache.compress_ratio, page.compress_ratio),
         ("block size", cache.block_size, page.block_size),
         ("content bytes", cache.content_bytes, page.content_bytes),

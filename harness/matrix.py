@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harness.device import Device
+from harness.expect import is_main
 from harness.facts import EngineFacts
 from harness.plan import Cell
 from harness.record import Record
-from harness.terminal import CellView
 from harness.verdict import Judgement
+from harness.view import CellView
 
 SCHEMA = 1
 """Version of matrix.json. Raised when a field changes its meaning or goes away."""
@@ -43,6 +45,18 @@ def main_page(record: Record | None) -> int | None:
     return max(kv.page_size_bytes for kv in main)
 
 
+def main_storage(record: Record | None) -> str | None:
+    """Element type of a record's main attention cache, several joined by `+`: as the layers say,
+    or, where they do not (vLLM's MLA layers), as their specs do. None where none is one of its
+    own, as states have none."""
+    if record is None:
+        return None
+    if record.resolved.storage_dtype is not None or not record.kv:
+        return record.resolved.storage_dtype
+    main = [kv for kv in record.kv if kv.kind in MAIN_KINDS and is_main(kv)] or record.kv
+    return "+".join(sorted({kv.dtype for kv in main} - {""})) or None
+
+
 def view(outcome: Outcome) -> CellView:
     """An outcome as the terminal shows it."""
     record, judgement, case = outcome.record, outcome.judgement, outcome.cell.case
@@ -61,7 +75,9 @@ def view(outcome: Outcome) -> CellView:
         stage=record.stage if record else "",
         page=main_page(record),
         resolved=record.resolved.kv_cache_dtype if record else None,
+        stored=main_storage(record),
         where=record.error.where if record and record.error else None,
+        vouched=judgement.vouched,
     )
 
 
@@ -107,6 +123,7 @@ def cell_json(outcome: Outcome) -> dict[str, Any]:
             *("model_runner", "logits_finite", "settings", "leaked_bytes"),
         ):
             data[name] = plain[name]
+        data["resolved"]["storage_dtype"] = main_storage(record)
         if record.error is not None:
             data["error"] = {
                 "type": record.error.type,
@@ -121,6 +138,7 @@ def to_json(
     engines: Sequence[EngineFacts],
     devices: Sequence[Device],
     outcomes: Iterable[Outcome],
+    differences: Iterable[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """The whole of matrix.json."""
     return {
@@ -128,6 +146,7 @@ def to_json(
         "run": run,
         "engines": [engine.to_json() for engine in engines],
         "devices": [device.to_json() for device in devices],
+        "differences": list(differences),
         "cells": [cell_json(outcome) for outcome in outcomes],
     }
 
@@ -139,3 +158,10 @@ def counts(judgements: Iterable[Judgement]) -> dict[str, int]:
         key = "known" if judgement.known else judgement.verdict
         found[key] = found.get(key, 0) + 1
     return found
+
+
+def vouched(judgements: Iterable[Judgement]) -> dict[str, int]:
+    """How many `ok` cells each combination of expectations vouches for, such as
+    `oracle+contract`; `nobody` where none does."""
+    found = Counter("+".join(j.vouched) or "nobody" for j in judgements if j.verdict == "ok")
+    return dict(found.most_common())

@@ -68,6 +68,8 @@ class KVCache:
     """The spec's own `cache_dtype_str`, where the spec has one."""
     compress_ratio: int = 1
     """Tokens that share one stored state."""
+    draft: bool = False
+    """True for the layers of the model that drafts tokens."""
     alignment: int | None = None
     """The page is a multiple of this many bytes; None where the spec asks for none."""
     backend: str | None = None

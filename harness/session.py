@@ -10,16 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 from harness import (
-    checkpoint,
     device,
     expect,
     host,
     install,
     known,
-    layout,
     plan,
     proof,
     schedule,
@@ -34,6 +31,7 @@ from harness.known import Known
 from harness.launch import Launcher
 from harness.matrix import Outcome
 from harness.options import Options
+from harness.oracle import Oracle
 from harness.plan import Cell, Model
 from harness.proof import Need, Reductions
 from harness.record import STAGES, Record
@@ -85,15 +83,7 @@ class Run:
 
     def judge(self, cell: Cell, record: Record) -> Outcome:
         """The record of `cell` against everything that is expected of it."""
-        config = self.config(cell)
-
-        def oracle(record: Record) -> list[str] | None:
-            try:
-                lines = layout.compare(config, record.kv, record.resolved, record.capability)
-            except layout.UnknownLayout:
-                return None
-            return lines + checkpoint.differences(config, record)
-
+        oracle = self.oracle(cell)
         expectation = self.expectation(cell)
         return Outcome(
             cell,
@@ -102,9 +92,11 @@ class Run:
             expect.expected_verdict(cell.case, expectation),
         )
 
-    def config(self, cell: Cell) -> Mapping[str, Any]:
-        """The config.json that `cell` is started with: on a real device the reduced one."""
-        return proof.reduced(cell.model).config if cell.device.real else cell.model.config
+    def oracle(self, cell: Cell) -> Oracle:
+        """The layout oracle of `cell`, for the config.json that it is started with: on a real
+        device the reduced one."""
+        config = proof.reduced(cell.model).config if cell.device.real else cell.model.config
+        return Oracle(config, cell.model.start.drafts)
 
     def outcome(self, cell: Cell, launcher: Launcher, reductions: Reductions) -> Outcome:
         """Run `cell`, or find that it cannot run here, and judge it. UsageError as `need`."""

@@ -28,6 +28,11 @@ class Start:
     attention: bool = True
     """False for a model without attention, which no attention backend can serve."""
 
+    @property
+    def drafts(self) -> bool:
+        """True where layers that draft tokens are constructed beside the model."""
+        return "speculative_config" in self.engine_args
+
 
 def load(path: Path) -> Start:
     """Read a start.json; a default Start where there is none. UsageError names what is wrong."""

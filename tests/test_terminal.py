@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness import device, terminal, versus
+from harness.case import Case
 from harness.safe import columns
-from harness.terminal import GLYPHS, MIN_WIDTH, CellView, render
+from harness.terminal import render
 from harness.verdict import PASSING, VERDICTS
+from harness.view import GLYPHS, MIN_WIDTH, CellView
 
 BUG = "https://github.com/vllm-project/vllm/issues/42587"
 
@@ -167,20 +171,57 @@ def test_totals_name_every_verdict_and_how_many_are_known() -> None:
 
 def test_what_auto_became_is_shown() -> None:
     """vLLM issue 33021: `auto` was never resolved nor logged."""
+    facts = {"resolved": "fp8_ds_mla", "stored": "uint8"}
     text = shown(
-        cell(dtype="auto", resolved="fp8_ds_mla"),
-        cell(dtype="unset", resolved="fp8_ds_mla"),
-        cell("FLASHMLA", "unset", resolved="fp8_ds_mla"),
-        cell(dtype="fp8_ds_mla", resolved="fp8_ds_mla"),
+        cell(dtype="auto", **facts),
+        cell(dtype="unset", **facts),
+        cell("FLASHMLA", "unset", **facts),
+        cell(dtype="fp8_ds_mla", **facts),
     )
-    assert "  fp8_ds_mla from auto (1), unset (2)" in text.splitlines()
+    assert "  auto (1), unset (2) -> fp8_ds_mla, stored as uint8" in text.splitlines()
+
+
+def test_what_auto_became_is_shown_where_it_stayed_auto() -> None:
+    text = shown(
+        cell(dtype="unset", resolved="auto", stored="bfloat16", model="llama3"),
+        cell(dtype="bfloat16", resolved="bfloat16", stored="bfloat16"),
+        cell(dtype="unset", verdict="broken", device="cpu"),
+    )
+    assert [
+        "  unset (1) -> auto, stored as bfloat16",
+        "    llama3 on virtual:h200",
+    ] == text[text.index("What kv_cache_dtype became") :].splitlines()[1:3]
+
+
+def test_totals_say_who_vouches_for_how_many() -> None:
+    text = shown(
+        cell(dtype="a", vouched=("oracle", "contract")),
+        cell(dtype="b", vouched=("oracle", "contract")),
+        cell(dtype="c", vouched=("explicit",)),
+        cell(dtype="d", verdict="rejected"),
+    )
+    assert "ok vouched for by: oracle + contract 2, explicit 1" in text.splitlines()
+    assert "Nobody" not in text
+
+
+def test_what_nobody_vouches_for_is_said_plainly() -> None:
+    text = shown(
+        cell(dtype="a", vouched=(), page=16),
+        cell(dtype="b", vouched=("contract",), page=16),
+        cell(dtype="c", vouched=("contract",)),
+    )
+    assert "ok vouched for by: contract 2, nobody 1" in text.splitlines()
+    assert "Nobody vouches for 1 cell of verdict ok\n  dsv4-default-a\n" in text
+    assert "Nobody confirms the page of 1 cell of verdict ok\n  dsv4-default-b\n" in text
 
 
 def test_remarks_are_summed_up_with_the_first_cells() -> None:
-    cells = [cell(f"b{n}", remarks=("overdeclared",), verdict="rejected") for n in range(6)]
+    cells = [
+        cell(f"b{n}", f"d{n}", remarks=("overdeclared",), verdict="rejected") for n in range(6)
+    ]
     text = shown(*cells)
     assert "  overdeclared, 6 cells: the backend declares it" in text
-    assert "    dsv4-b0-fp8 dsv4-b1-fp8 dsv4-b2-fp8 dsv4-b3-fp8 and 2 more" in text
+    assert "    dsv4-b0-d0 dsv4-b1-d1 dsv4-b2-d2 dsv4-b3-d3 and 2 more" in text
 
 
 def test_identical_failures_take_one_paragraph() -> None:
@@ -241,6 +282,104 @@ def test_ids_keep_their_device_behind_the_braces() -> None:
         cell(dtype="b", id="dsv4-default-b-cpu", verdict="oom"),
     )
     assert "  dsv4-default-{a,b}-cpu" in text.splitlines()
+
+
+def test_names_are_braced_by_what_the_cell_is_not_by_dashes() -> None:
+    facts = {"verdict": "broken", "reason": "why"}
+    text = shown(
+        *(cell(b, d, model="dsv4-pro", **facts) for b in ("X", "Y") for d in ("a", "b")),
+        cell("X", "a", model="llama3-fp8kv-ct", **facts),
+    )
+    assert "  dsv4-pro-{X,Y}-{a,b} llama3-fp8kv-ct-X-a" in text.splitlines()
+
+
+def test_refusals_that_differ_in_the_dtype_alone_are_one_cause() -> None:
+    text = shown(
+        *(cell(dtype=d, verdict="unclean", reason=f"got {d}") for d in ("fp8", "nvfp4")),
+        cell(dtype="fp8_ds_mla", verdict="broken", reason="got fp8"),
+    )
+    assert "FAILED: 3 cells, 2 causes" in text
+    assert "  got <kv_cache_dtype>\n  dsv4-default-{fp8,nvfp4}\n" in text
+    assert "  got fp8\n  dsv4-default-fp8_ds_mla\n" in text
+
+
+def large(*more: CellView) -> list[CellView]:
+    many = [
+        cell(f"B{b}", f"d{d}", model=m, verdict="rejected")
+        for m in ("dsv4-pro", "llama3")
+        for b in range(20)
+        for d in range(11)
+    ]
+    plain = cell("default", "unset", model="dsv4-pro", page=37440, resolved="fp8_ds_mla")
+    return [replace(plain, stored="uint8"), *many, *more]
+
+
+def test_a_large_run_has_one_row_for_each_model() -> None:
+    text = shown(*large(cell("B1", "x", model="llama3", verdict="skipped")))
+    assert [
+        "          ✓    ·  -  default-unset",
+        "dsv4-pro  1  220     ✓  37440 fp8_ds_mla as uint8",
+        "llama3       220  1",
+        "",
+    ] == text.splitlines()[2:6]
+    assert "41 rows of model and backend, none with a failure: matrix.json has each cell" in text
+    assert "B7" not in text
+
+
+def test_a_large_run_shows_rows_with_failures_in_full() -> None:
+    bad = cell("B7", "d3", model="llama3", verdict="broken", id="llama3-B7-d3-tp2", reason="why")
+    text = shown(*large(bad))
+    assert "llama3 B7  ·   ·   ·   ✗   ·   ·   ·   ·   ·   ·   ·" in text.splitlines()
+    assert "B8" not in text
+    assert "FAILED: 1 cell, 1 cause" in text
+
+
+def test_many_causes_of_a_large_run_are_cut_with_their_number() -> None:
+    bad = [cell("B0", f"e{n}", verdict="broken", reason=f"cause {n}") for n in range(20)]
+    text = shown(*large(*bad))
+    assert "FAILED: 20 cells, 20 causes" in text
+    assert "8 more causes, 8 cells: matrix.json" in text
+    assert 12 == len(re.findall("^  cause ", text, re.MULTILINE))
+
+
+def test_a_run_of_a_few_hundred_cells_is_shown_in_full() -> None:
+    text = shown(*large()[: terminal.LARGE])
+    assert "B7" in text
+    assert "matrix.json" not in text
+
+
+def difference(dtype: str, what: str, old: versus.Value, new: versus.Value, **more: Any) -> Any:
+    place = device.parse(more.pop("place", "virtual:h200"))
+    case = Case("dsv4", "default", dtype)
+    return versus.Difference(case, place, "0.27.1", "0.33.0", what, old, new, **more)
+
+
+def test_differences_that_are_alike_take_one_line() -> None:
+    found = [
+        difference("unset", "verdict", "broken", "ok"),
+        difference("auto", "verdict", "broken", "ok"),
+        difference("fp8", "page_size_bytes", (16, 37376), (16, 37440)),
+        difference("nvfp4", "runs", None, "ok", reason="vLLM 0.27.1 has no such kv_cache_dtype"),
+    ]
+    text = render([cell()], width=100, color=False, differences=found)
+    assert [
+        "Differences between vLLM 0.27.1 and 0.33.0: 4 of 4 cells",
+        "  broken -> ok, 2 cells: dsv4-default-{unset,auto}",
+        "  page_size_bytes 16, 37376 -> 16, 37440: dsv4-default-fp8",
+        "  only 0.33.0 has it (vLLM 0.27.1 has no such kv_cache_dtype): dsv4-default-nvfp4",
+    ] == text.splitlines()[-4:]
+
+
+def test_differences_name_the_device_where_there_are_several() -> None:
+    places = ("virtual:h200", "virtual:b200")
+    found = [difference("auto", "verdict", "ok", "broken", place=place) for place in places]
+    text = render([cell()], width=100, color=True, differences=found)
+    assert "\x1b[1;31m  ok -> broken, 2 cells: " in text
+    assert "dsv4-default-auto{-virtual_h200,-virtual_b200}" in text
+
+
+def test_a_run_with_one_engine_has_no_differences() -> None:
+    assert "Differences" not in shown(cell())
 
 
 def test_a_reason_can_neither_act_on_the_terminal_nor_flood_it() -> None:
@@ -305,13 +444,19 @@ texts = st.text(max_size=80)
             remarks=st.just(("coerced",)) | st.tuples(texts),
             page=st.none() | st.integers(0, 10**9),
             resolved=st.none() | texts,
+            stored=st.none() | texts,
+            vouched=st.just(()) | st.just(("oracle", "contract")),
             where=st.none() | texts,
         ),
         max_size=12,
     ),
     st.integers(MIN_WIDTH, 200),
+    st.sampled_from([0, terminal.LARGE]),
 )
-def test_no_line_is_wider_than_the_terminal(cells: list[CellView], width: int) -> None:
-    for line in shown(*cells, width=width).split("\n"):
+def test_no_line_is_wider_than_the_terminal(cells: list[CellView], width: int, large: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(terminal, "LARGE", large)
+        text = shown(*cells, width=width)
+    for line in text.split("\n"):
         assert width >= columns(line)
         assert line.isprintable()

@@ -69,9 +69,21 @@ def _module(thing: Any) -> str:
     return type(thing).__module__
 
 
-def weights_bytes(model: Any) -> int:
-    """Bytes of a model's parameters and buffers, wherever they lie."""
-    return sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
+def weights_bytes(model: Any, drafter: Any = None) -> int:
+    """Bytes of a model's parameters and buffers, wherever they lie, and of its drafter's own: the
+    embedding and the head are the model's."""
+    own = [*model.parameters(), *model.buffers()]
+    if drafter is not None:
+        own += [
+            tensor
+            for name, tensor in (*drafter.named_parameters(), *drafter.named_buffers())
+            if not _SHARED & set(name.split("."))
+        ]
+    return sum(tensor.numel() * tensor.element_size() for tensor in own)
+
+
+_SHARED = frozenset({"embed_tokens", "lm_head", "shared_head"})
+"""Parts of a drafter that the speculator replaces by the model's."""
 
 
 def available_bytes(llm: Any) -> int | None:
@@ -97,6 +109,28 @@ def initialize_model(vllm_config: Any) -> Any:
     return call(
         initialize_model, vllm_config=vllm_config, model_config=vllm_config.model_config, prefix=""
     )
+
+
+def initialize_drafter(vllm_config: Any) -> Any:
+    """The model that drafts tokens, constructed through vLLM's own entry beside the one it drafts
+    for, its layers marked as the speculator marks them; None where there is none."""
+    speculative = vllm_config.speculative_config
+    draft = getattr(speculative, "draft_model_config", None)
+    if draft is None:
+        return None
+    from vllm.compilation.backends import set_model_tag
+
+    layers = vllm_config.compilation_config.static_forward_context
+    before = set(layers)
+    if hasattr(speculative, "apply_draft_overrides"):
+        vllm_config = speculative.apply_draft_overrides(vllm_config)
+    from vllm.model_executor.model_loader.utils import initialize_model
+
+    with set_model_tag("eagle_head"):
+        model = call(initialize_model, vllm_config=vllm_config, model_config=draft, prefix="")
+    for name in set(layers) - before:
+        layers[name].is_draft_layer = True
+    return model
 
 
 def init_workspace(device: torch.device) -> None:

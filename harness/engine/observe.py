@@ -172,6 +172,7 @@ def kv(seen: Observed) -> tuple[KVCache, ...]:
             dtype=_dtype(spec.dtype) if hasattr(spec, "dtype") else "",
             cache_dtype=getattr(spec, "cache_dtype_str", None),
             compress_ratio=compat.tokens_per_state(spec),
+            draft=bool(getattr(layers(seen).get(name), "is_draft_layer", False)),
             alignment=getattr(spec, "alignment", None),
             backend=_backend_name(layers(seen)[name]) if name in layers(seen) else None,
             shape=None if tensor is None or not blocks else _shape(tensor, blocks),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from vllm.platforms.cuda import CudaPlatformBase
 from vllm.platforms.interface import DeviceCapability
 
@@ -35,11 +36,17 @@ class VirtualCudaPlatform(CudaPlatformBase):
 
     @classmethod
     def device_count(cls) -> int:
-        return 1
+        return int(torch.cuda.device_count())
 
     @classmethod
     def is_fully_connected(cls, physical_device_ids: list[int]) -> bool:
         return len(physical_device_ids) < 2
+
+    @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        # CUDA's own would open NCCL and shared memory with ranks that are only named.
+        base = "vllm.distributed.device_communicators.base_device_communicator"
+        return f"{base}.DeviceCommunicatorBase"
 
     @classmethod
     def get_device_numa_node(cls, device_id: int = 0) -> int | None:
@@ -51,7 +58,7 @@ class VirtualCudaPlatform(CudaPlatformBase):
 
     @classmethod
     def get_all_gpu_pci_bus_ids(cls) -> dict[int, str]:
-        return {0: "00000000:01:00.0"}
+        return {index: f"00000000:{index + 1:02x}:00.0" for index in range(cls.device_count())}
 
     @classmethod
     def is_pin_memory_available(cls) -> bool:

@@ -21,6 +21,15 @@ META = torch.device("meta")
 
 _installed: Device | None = None
 
+_count = 1
+"""Devices like the installed one that this host has."""
+
+
+def repeat(count: int) -> None:
+    """Let this host have `count` devices of the installed kind, one for each rank of a group."""
+    global _count
+    _count = count
+
 
 class _Event:
     """A CUDA event on a device without a clock: always done, never any time."""
@@ -161,8 +170,8 @@ def install(device: Device) -> None:
         "_is_compiled": lambda: True,
         "init": lambda: None,
         "_lazy_init": lambda: None,
-        "device_count": lambda: 1,
-        "_device_count_nvml": lambda: 1,
+        "device_count": lambda: _count,
+        "_device_count_nvml": lambda: _count,
         "current_device": lambda: 0,
         "set_device": lambda d: None,
         "get_device_capability": lambda d=None: (major, minor),
@@ -193,7 +202,7 @@ def install(device: Device) -> None:
     if accelerator is not None:
         for name, answer in {
             "is_available": lambda: True,
-            "device_count": lambda: 1,
+            "device_count": lambda: _count,
             "current_accelerator": lambda check_available=False: torch.device("cuda"),
             "current_device_index": lambda: 0,
             "current_device_idx": lambda: 0,

@@ -5,7 +5,6 @@ On vLLM's CPU build the same plans a model at its full depth: no weights, no mem
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ from typing import Any
 
 from harness.case import Case
 from harness.device import Device
-from harness.engine import arguments, compat, seams, tokenizer
+from harness.engine import arguments, compat, ranks, seams, tokenizer
 from harness.engine.observe import Observed
 from harness.record import VIRTUAL_STAGES, Memory
 
@@ -68,6 +67,7 @@ class _Start:
         self.seen = seen
         self._since = time.perf_counter()
         self._model: Any = None
+        self._drafter: Any = None
         self._tell: Callable[[str], None] = lambda stage: None
 
     def enter(self, stage: str) -> None:
@@ -83,6 +83,7 @@ class _Start:
 
     def go(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
+        seams.repeat(self.case.tensor_parallel_size)
         self.enter("config")
         self.seen.vllm_config = config = arguments.config(
             self.model_path, self.case, self.engine_args
@@ -94,13 +95,14 @@ class _Start:
             stack.enter_context(set_current_vllm_config(config))
             self.enter("model")
             # Before meta becomes the default place: the group exchanges real tensors on the host.
-            self._distributed()
+            ranks.start(self.case.tensor_parallel_size)
             stack.enter_context(set_default_torch_dtype(config.model_config.dtype))
             stack.enter_context(seams.META)
             stack.enter_context(seams.OnMeta())
             compat.init_workspace(seams.META)
             with tokenizer.answered(config.model_config.hf_config):
                 self._model = compat.initialize_model(config)
+                self._drafter = compat.initialize_drafter(config)
             self.seen.built = True
             # The executor does this between loading and the KV cache.
             from vllm.platforms import current_platform
@@ -115,21 +117,10 @@ class _Start:
         """Keep the time of the stage that was running at the end."""
         self.seen.seconds.setdefault(self.seen.stage, round(time.perf_counter() - self._since, 3))
 
-    def _distributed(self) -> None:
-        """A group of one rank, which layers ask for their share of the model."""
-        from vllm.distributed import (
-            ensure_model_parallel_initialized,
-            init_distributed_environment,
-        )
-
-        rendezvous = Path(tempfile.mkdtemp()) / "store"
-        init_distributed_environment(1, 0, f"file://{rendezvous}", 0, "gloo")
-        ensure_model_parallel_initialized(1, 1)
-
     def available_memory(self) -> int:
         """Bytes for the KV cache: utilisation x memory less weights, as if the weights lay
         elsewhere (other ranks) where they leave no room for one request on the device."""
-        weights = compat.weights_bytes(self._model)
+        weights = compat.weights_bytes(self._model, self._drafter)
         request = compat.request_bytes(self.seen.vllm_config, self.seen.specs)
         share = self.seen.vllm_config.cache_config.gpu_memory_utilization
         budget = int(self.device.memory_bytes * share)

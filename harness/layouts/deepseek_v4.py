@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from harness.errors import UsageError
 from harness.layouts.page import (
     ELEMENT_BYTES,
+    Blocks,
     Capability,
     Config,
     Family,
@@ -44,7 +45,7 @@ is published; that another one would be padded likewise is an assumption."""
 
 _INDEXER_VALUES_PER_SCALE = 128
 
-_ALIGNMENT = {PACKED: 576, PLAIN_FP8: 512, PLAIN_BF16: 512}
+ALIGNMENT = {PACKED: 576, PLAIN_FP8: 512, PLAIN_BF16: 512}
 """Bytes. The packed layout's 576 (448 + 64 x 2, a state less its scales) is defined for every
 cache, as all of them share one pool of pages. In the plain layouts the 512 is sure where it cannot
 matter: main, sliding-window and state pages of the published geometry are multiples of 512 anyway.
@@ -75,7 +76,7 @@ _KV_AND_SCORE = 2
 
 
 @dataclass(frozen=True)
-class _State:
+class State:
     """What is stored for one token, or for `compress_ratio` tokens."""
 
     size: int
@@ -85,12 +86,13 @@ class _State:
     storage: str
 
 
-def _layout_of(
+def layout_of(
     _config: Config,
     kv_cache_dtype: str | None,
     storage_dtype: str | None,
     _capability: Capability | None,
 ) -> str:
+    """As `Family.layout_of`."""
     layout = _LAYOUTS.get((kv_cache_dtype or "", storage_dtype or ""))
     if layout is None:
         pairs = ", ".join(f"{name} as {storage}" for name, storage in _LAYOUTS)
@@ -99,42 +101,43 @@ def _layout_of(
 
 
 def _pages(
-    config: Config, layout: str, capability: Capability | None, _block_size: int
+    config: Config, layout: str, capability: Capability | None, _blocks: Blocks
 ) -> tuple[Page, ...]:
-    if layout not in _ALIGNMENT:
-        raise UnknownLayout(f"DeepSeek-V4 has no layout {layout!r}: {', '.join(_ALIGNMENT)}")
+    if layout not in ALIGNMENT:
+        raise UnknownLayout(f"DeepSeek-V4 has no layout {layout!r}: {', '.join(ALIGNMENT)}")
     # The packed format is defined byte by byte, whatever device reads it; the plain ones are
     # FlashInfer's, and of another kernel's rows nothing is written down.
     if capability is None and layout != PACKED:
         raise UnknownLayout(f"the {layout} cache of a CPU is not written down for DeepSeek-V4")
-    align = _ALIGNMENT[layout]
+    align = ALIGNMENT[layout]
     ratios = _ratios(config)
     head, index_head = count(config, "head_dim"), count(config, "index_head_dim")
-    latent = _latent(head, count(config, "qk_rope_head_dim"), layout)
-    pages = [_page("attn.swa_cache", 1, len(ratios), _SWA_BLOCK, latent, align)]
+    latent = latent_state(head, count(config, "qk_rope_head_dim"), layout)
+    pages = [page_of("attn.swa_cache", 1, len(ratios), _SWA_BLOCK, latent, align)]
     for ratio, how in _COMPRESSORS.items():
         layers = ratios.count(ratio)
-        state = _compressor_state(head, how)
+        state = compressor_state(head, how.vectors)
         pages += [
-            _page("attn", ratio, layers, _MAIN_BLOCK, latent, align),
-            _page("attn.compressor.state_cache", 1, layers, how.block, state, align),
+            page_of("attn", ratio, layers, _MAIN_BLOCK, latent, align),
+            page_of("attn.compressor.state_cache", 1, layers, how.block, state, align),
         ]
         if how.indexer:
-            key, state = _indexer_key(index_head), _compressor_state(index_head, how)
+            key, state = indexer_key(index_head), compressor_state(index_head, how.vectors)
             pages += [
-                _page("attn.indexer.k_cache", ratio, layers, _MAIN_BLOCK, key, align),
-                _page("attn.indexer.compressor.state_cache", 1, layers, how.block, state, align),
+                page_of("attn.indexer.k_cache", ratio, layers, _MAIN_BLOCK, key, align),
+                page_of("attn.indexer.compressor.state_cache", 1, layers, how.block, state, align),
             ]
     return tuple(page for page in pages if page.layers)
 
 
-def _page(role: str, ratio: int, layers: int, block: int, state: _State, align: int) -> Page:
+def page_of(role: str, ratio: int, layers: int, block: int, state: State, align: int) -> Page:
+    """`layers` caches of a state for every `ratio` of `block` tokens; pages in steps of `align`."""
     states = block // ratio
     content = states * state.size
     page = -(-content // align) * align
-    padding = f"a multiple of {align}"
+    padding = f", a multiple of {align}" if align > 1 else ""
     if page != content:
-        padding = f"up to {padding} = {page}"
+        padding = f", up to{padding.removeprefix(',')} = {page}"
     return Page(
         role=role,
         compress_ratio=ratio,
@@ -142,18 +145,18 @@ def _page(role: str, ratio: int, layers: int, block: int, state: _State, align: 
         block_size=block,
         content_bytes=content,
         page_size_bytes=page,
-        arithmetic=f"{states} states x {state.size} B ({state.sum}) = {content}, {padding}",
+        arithmetic=f"{states} states x {state.size} B ({state.sum}) = {content}{padding}",
         tail=state.tail,
         storage=state.storage,
     )
 
 
-def _latent(head: int, rope: int, layout: str) -> _State:
+def latent_state(head: int, rope: int, layout: str) -> State:
     """The vector that all heads attend to; the packed form keeps the RoPE part in bf16."""
     if layout != PACKED:
         storage = "float8_e4m3fn" if layout == PLAIN_FP8 else "bfloat16"
         each = ELEMENT_BYTES[storage]
-        return _State(head * each, f"{head} x {each}", head, storage)
+        return State(head * each, f"{head} x {each}", head, storage)
     nope = head - rope
     if nope <= 0 or nope % _VALUES_PER_UE8M0:
         raise UnknownLayout(
@@ -163,10 +166,10 @@ def _latent(head: int, rope: int, layout: str) -> _State:
     scales = -(-(nope // _VALUES_PER_UE8M0) // _SCALE_FIELD) * _SCALE_FIELD
     size = nope * _FP8 + rope * _BF16 + scales
     how = f"{nope} fp8 + {rope} x {_BF16} RoPE + {scales} UE8M0 scales"
-    return _State(size, how, size, "uint8")
+    return State(size, how, size, "uint8")
 
 
-def _indexer_key(head: int) -> _State:
+def indexer_key(head: int) -> State:
     """fp8 with one fp32 scale per 128 values, in every layout of the main cache."""
     if head % _INDEXER_VALUES_PER_SCALE:
         raise UnknownLayout(
@@ -175,14 +178,14 @@ def _indexer_key(head: int) -> _State:
         )
     scales = head // _INDEXER_VALUES_PER_SCALE
     size = head * _FP8 + scales * _FP32
-    return _State(size, f"{head} fp8 + {scales} x {_FP32} scale", size, "uint8")
+    return State(size, f"{head} fp8 + {scales} x {_FP32} scale", size, "uint8")
 
 
-def _compressor_state(head: int, how: _Compressor) -> _State:
+def compressor_state(head: int, vectors: int) -> State:
     """kv and score of one token that waits for its window to fill, in fp32 in every layout."""
-    values = _KV_AND_SCORE * how.vectors * head
-    text = f"kv and score: {_KV_AND_SCORE} x {how.vectors} x {head} x {_FP32}"
-    return _State(values * _FP32, text, values, "float32")
+    values = _KV_AND_SCORE * vectors * head
+    text = f"kv and score: {_KV_AND_SCORE} x {vectors} x {head} x {_FP32}"
+    return State(values * _FP32, text, values, "float32")
 
 
 def _ratios(config: Config) -> list[int]:
@@ -197,4 +200,4 @@ def _ratios(config: Config) -> list[int]:
     return list(ratios[:depth])
 
 
-FAMILY = Family(_layout_of, _pages)
+FAMILY = Family(layout_of, _pages)

@@ -5,12 +5,13 @@ The block size is vLLM's choice, or the caller's; what a token costs is the form
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import replace
 
 from harness.errors import UsageError
+from harness.layouts.formats import FORMATS, PACKED, Packed
+from harness.layouts.kernels import kernels_of, parts
 from harness.layouts.page import (
+    Blocks,
     Capability,
     Config,
     Family,
@@ -26,73 +27,13 @@ ROLE = "self_attn.attn"
 KIND = "FullAttentionSpec"
 """vLLM's name for a cache that keeps every token."""
 
-K_AND_V = 2
+PACKED_KERNEL_BLOCKS = (16, 32, 64, 128)
+"""Tokens of a block to TurboQuant's kernels."""
 
-_BITS_PER_BYTE = 8
-
-
-@dataclass(frozen=True)
-class Format:
-    """How one key or one value vector of a head is stored."""
-
-    bits: int
-    """Of one element."""
-    elements: tuple[str, ...]
-    """torch's element types that can hold it."""
-    scale_bytes: int = 0
-    """Of one scale; 0 where none is stored with the elements."""
-    per_scale: int | None = None
-    """Elements that share a scale; None: all of a token and head."""
-
-    def size(self, head_dim: int) -> int:
-        """Bytes of one vector of `head_dim` elements. UnknownLayout where it does not divide."""
-        return self._data(head_dim) + self._scales(head_dim) * self.scale_bytes
-
-    def sum(self, head_dim: int) -> str:
-        """`size` as people write it."""
-        each = f"{head_dim} x {self.bits} bit"
-        scales = self._scales(head_dim)
-        return f"{each} + {scales} x {self.scale_bytes} scale" if self.scale_bytes else each
-
-    def _data(self, head_dim: int) -> int:
-        if head_dim * self.bits % _BITS_PER_BYTE:
-            raise UnknownLayout(f"{head_dim} elements of {self.bits} bits fill no whole bytes")
-        return head_dim * self.bits // _BITS_PER_BYTE
-
-    def _scales(self, head_dim: int) -> int:
-        per_scale = self.per_scale or head_dim
-        if head_dim % per_scale:
-            raise UnknownLayout(f"head_dim {head_dim} does not divide by {per_scale} to a scale")
-        return head_dim // per_scale
-
-
-_FP32_SCALE, _FP8_SCALE = 4, 1
-
-_E4M3 = Format(8, ("uint8", "float8_e4m3fn"))
-"""Scaled per tensor: the scale is the layer's, not the page's."""
-
-_NVFP4 = Format(4, ("uint8",), _FP8_SCALE, per_scale=16)
-
-FORMATS: Mapping[str, Format] = MappingProxyType(
-    {
-        "bfloat16": Format(16, ("bfloat16",)),
-        "float16": Format(16, ("float16",)),
-        "float32": Format(32, ("float32",)),
-        "fp8": _E4M3,
-        "fp8_e4m3": _E4M3,
-        # Gaudi's name for it.
-        "fp8_inc": _E4M3,
-        "fp8_e5m2": Format(8, ("uint8", "float8_e5m2")),
-        "int8_per_token_head": Format(8, ("int8", "uint8"), _FP32_SCALE),
-        "fp8_per_token_head": Format(8, ("uint8", "float8_e4m3fn"), _FP32_SCALE),
-        # Asymmetric: the zero point is hidden in the scale's lowest bits.
-        "int4_per_token_head": Format(4, ("uint8",), _FP32_SCALE),
-        "nvfp4": _NVFP4,
-        # Four Over Six: the same format, its scales chosen with more care.
-        "nvfp4_4over6": _NVFP4,
-    }
-)
-"""kv_cache_dtype -> what it stores, which is also the layout's name."""
+KEPT_AT_EACH_END = 2
+"""Attention layers at either end that stay in the model's own dtype under a format of
+`harness.layouts.formats` that packs keys and values together: vLLM's boundary protection, as
+`TurboQuantConfig` documents it. Hybrids have none: their attention layers are few."""
 
 _LATENT_ONLY = ("fp8_ds_mla", "nvfp4_ds_mla")
 """Records of MLA's latent vector: without one there is nothing that they could describe."""
@@ -112,7 +53,24 @@ def _layout_of(
     capability: Capability | None,
 ) -> str:
     _only_full(config)
-    return format_of(config, kv_cache_dtype, storage_dtype, capability)
+    names = set((kv_cache_dtype or "").split("+"))
+    packed = sorted(names & PACKED.keys())
+    kept = _kept(config)
+    if len(packed) != 1 or not kept:
+        return format_of(config, kv_cache_dtype, storage_dtype, capability)
+    own = _own_dtype(config, capability)
+    stored = "+".join(sorted({own, *PACKED[packed[0]].elements}))
+    if names not in ({"auto", *packed}, {own, *packed}) or storage_dtype != stored:
+        why = f"{kept} layers are kept in {own} beside {packed[0]}, stored as {stored}"
+        raise no_layout(kv_cache_dtype, storage_dtype, why)
+    return f"{own}+{packed[0]}"
+
+
+def _kept(config: Config) -> int:
+    """Layers that stay in the model's own dtype where the others are packed: never more than half
+    of a shallow model's from either end."""
+    layers = count(config, "num_hidden_layers")
+    return 2 * min(KEPT_AT_EACH_END, layers // 2)
 
 
 def format_of(
@@ -154,10 +112,29 @@ def _own_dtype(config: Config, capability: Capability | None) -> str:
 
 
 def _pages(
-    config: Config, layout: str, _capability: Capability | None, block_size: int
+    config: Config, layout: str, capability: Capability | None, blocks: Blocks
 ) -> tuple[Page, ...]:
     _only_full(config)
-    return (keys_and_values(config, layout, block_size, count(config, "num_hidden_layers")),)
+    layers, (name, *others) = count(config, "num_hidden_layers"), layout.split("+")
+    if not others:
+        return (of_blocks(config, layout, capability, blocks, layers),)
+    kept = _kept(config)
+    counts = {name: kept, "+".join(others): layers - kept}
+    pages = [of_blocks(config, one, capability, blocks, of) for one, of in counts.items() if of]
+    return tuple(
+        replace(page, arithmetic=f"{page.arithmetic}, {name} in {kept} layers at the ends")
+        for page in pages
+    )
+
+
+def of_blocks(
+    config: Config, layout: str, capability: Capability | None, blocks: Blocks, layers: int
+) -> Page:
+    """`keys_and_values` in blocks that kernels may be handed in parts, where a long one was asked
+    for."""
+    page = keys_and_values(config, layout, blocks.size, layers)
+    handed = parts(kernels_of(config, capability, blocks.backends))
+    return replace(page, kernel_blocks=page.kernel_blocks + handed)
 
 
 def keys_and_values(config: Config, layout: str, block_size: int, layers: int) -> Page:
@@ -168,8 +145,8 @@ def keys_and_values(config: Config, layout: str, block_size: int, layers: int) -
     if block_size < 1:
         raise NoLayout(f"a block of {block_size} tokens holds nothing")
     stored, heads, head_dim = FORMATS[layout], _kv_heads(config), _head_dim(config)
-    vector = stored.size(head_dim)
-    page = block_size * K_AND_V * heads * vector
+    page = block_size * heads * stored.pair(head_dim)
+    packed = isinstance(stored, Packed)
     return Page(
         role=ROLE,
         compress_ratio=1,
@@ -177,14 +154,12 @@ def keys_and_values(config: Config, layout: str, block_size: int, layers: int) -
         block_size=block_size,
         content_bytes=page,
         page_size_bytes=page,
-        arithmetic=(
-            f"{block_size} tokens x {K_AND_V} (K and V) x {heads} heads x {vector} B "
-            f"({stored.sum(head_dim)}) = {page}"
-        ),
-        # Backends order heads, tokens, K and V as they like.
-        tail=None,
+        arithmetic=f"{block_size} tokens x {stored.token(heads, head_dim)} = {page}",
+        # Backends order heads, tokens, K and V as they like, but a slot is in one piece.
+        tail=stored.pair(head_dim) if packed else None,
         storage=stored.elements[0],
         also=stored.elements[1:],
+        kernel_blocks=PACKED_KERNEL_BLOCKS if packed else (),
         kind=KIND,
     )
 

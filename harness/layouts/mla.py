@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from harness.errors import UsageError
-from harness.layouts.full_attention import FORMATS, format_of
+from harness.layouts.formats import ALIKE, FORMATS
+from harness.layouts.full_attention import format_of
 from harness.layouts.page import (
     ELEMENT_BYTES,
+    Blocks,
     Capability,
     Config,
     Family,
@@ -101,7 +103,7 @@ head (`fp8_per_token_head`) are defined for keys and values only."""
 
 
 def _plain(layout: str, rank: int, rope: int) -> _Vector:
-    stored = FORMATS[layout]
+    stored = ALIKE[layout]
     size = stored.size(rank + rope)
     return _Vector(size, f"({rank} latent + {rope} RoPE) x {stored.bits} bit", stored.elements)
 
@@ -142,7 +144,7 @@ def _layout_of(
         raise UnknownLayout(f"the format {name} is not written down for MLA's latent vector")
     if storage_dtype is None:
         # The layer does not say; the tensor's own element type is looked at all the same.
-        storage_dtype = FORMATS[name].elements[0] if name in FORMATS else _own(config, capability)
+        storage_dtype = ALIKE[name].elements[0] if name in ALIKE else _own(config, capability)
     return format_of(config, name, storage_dtype, capability)
 
 
@@ -189,17 +191,17 @@ def _page(
 
 
 def _dense(
-    config: Config, layout: str, capability: Capability | None, block_size: int
+    config: Config, layout: str, capability: Capability | None, blocks: Blocks
 ) -> tuple[Page, ...]:
-    return (_latent(config, layout, capability, block_size),)
+    return (_latent(config, layout, capability, blocks.size),)
 
 
 def _sparse(
-    config: Config, layout: str, capability: Capability | None, block_size: int
+    config: Config, layout: str, capability: Capability | None, blocks: Blocks
 ) -> tuple[Page, ...]:
-    latent = _latent(config, layout, capability, block_size)
+    latent = _latent(config, layout, capability, blocks.size)
     layers = _indexers(config)
-    key = _page(KEY_ROLE, layers, block_size, _index_key(config), _INDEX_KERNEL_BLOCKS)
+    key = _page(KEY_ROLE, layers, blocks.size, _index_key(config), _INDEX_KERNEL_BLOCKS)
     return (latent, key) if key.layers else (latent,)
 
 

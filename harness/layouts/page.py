@@ -67,15 +67,27 @@ class Page:
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """What decides how long blocks are, where the model leaves that to vLLM or its caller."""
+
+    size: int
+    """Tokens that a block has."""
+    asked: int = 0
+    """Tokens that the caller asked for, of which a hybrid's block becomes a multiple; 0: none."""
+    backends: tuple[str, ...] = ()
+    """`get_name()` of the main attention layers' backends; () where it was not seen."""
+
+
+@dataclass(frozen=True)
 class Family:
     """Models whose KV caches follow one set of definitions."""
 
     layout_of: Callable[[Config, str | None, str | None, Capability | None], str]
     """(config, resolved kv_cache_dtype, element type, capability) -> name of a layout. NoLayout
     where the two disagree, UnknownLayout where the format is not written down."""
-    pages: Callable[[Config, str, Capability | None, int], tuple[Page, ...]]
-    """(config, layout, capability, tokens per block where the model leaves that to its caller) ->
-    every kind of KV cache. UnknownLayout as above; UsageError where the config lacks a number."""
+    pages: Callable[[Config, str, Capability | None, Blocks], tuple[Page, ...]]
+    """(config, layout, capability, blocks) -> every kind of KV cache. UnknownLayout as above;
+    UsageError where the config lacks a number."""
 
 
 def no_layout(kv_cache_dtype: str | None, storage_dtype: str | None, why: str) -> NoLayout:

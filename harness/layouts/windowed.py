@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from harness.errors import UsageError
-from harness.layouts.full_attention import ROLE, format_of, keys_and_values
-from harness.layouts.page import Capability, Config, Family, Page, UnknownLayout, count
+from harness.layouts.full_attention import ROLE, format_of, of_blocks
+from harness.layouts.page import Blocks, Capability, Config, Family, Page, UnknownLayout, count
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 """Layer types, as `layer_types` has them."""
@@ -93,13 +93,13 @@ def _layout_of(
 
 
 def _pages(
-    config: Config, layout: str, _capability: Capability | None, block_size: int
+    config: Config, layout: str, capability: Capability | None, blocks: Blocks
 ) -> tuple[Page, ...]:
     types = _types(config)
     role = _ROLES.get(config["model_type"], ROLE)
     pages = []
     for kind in dict.fromkeys(types):
-        page = keys_and_values(config, layout, block_size, types.count(kind))
+        page = of_blocks(config, layout, capability, blocks, types.count(kind))
         window = _WINDOWS.get(kind)
         if window is not None:
             kept = window.kept.format(count(config, window.size))
