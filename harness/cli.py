@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from harness.device import Discovery, Gpu
 from harness.errors import EXIT_INFRA, EXIT_USAGE, InfraError, UsageError
 from harness.facts import check_supported
 from harness.kindname import kind_names
+from harness.table import table
 
 EXIT_INTERRUPTED = 130
 """What shells give for a command that was ended by Ctrl-C."""
@@ -292,33 +293,6 @@ _LISTS = {
 
 _SHOWN = {"devices": _device_rows}
 """Rows for people, where they are others than those of `--json`."""
-
-
-def table(
-    header: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None
-) -> list[str]:
-    """Lines with aligned columns; control characters of the cells shown as their escapes. The last
-    column is wrapped where lines would have more than `width` columns."""
-    lines = [[safe.printable(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(map(safe.columns, column)) for column in zip(*lines, strict=True)]
-    side = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
-    room = widths[-1] if width is None else max(width - side, LEAST_COLUMN)
-    out: list[str] = []
-    for line in lines:
-        *cells, last = (
-            cell + " " * (size - safe.columns(cell))
-            for cell, size in zip(line, widths, strict=True)
-        )
-        first, *more = safe.wrap(last.rstrip(), room)
-        out.append(_GAP.join([*cells, first]).rstrip())
-        out += [" " * side + part for part in more]
-    return out
-
-
-_GAP = "  "
-
-LEAST_COLUMN = 7
-"""Columns that the last column is given at least."""
 
 
 if __name__ == "__main__":

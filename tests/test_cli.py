@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from harness import explain, install, nvml, plan
-from harness.cli import main, table
+from harness.cli import main
 from harness.device import Device, virtual_devices
 from harness.errors import InfraError
 from harness.install import Found
+from harness.table import table
 from tests.fake_nvml import Card, FakeNvml, Slice
 
 COMMANDS = ("devices", "engines", "models", "explain", "run")
