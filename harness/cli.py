@@ -257,7 +257,7 @@ def models() -> list[dict[str, Any]]:
             "key": model.key,
             "model_type": model.config.get("model_type"),
             "layers": _layers(model.config),
-            "kv": list(kind_names(model.config)) or None,
+            "kv": None if (names := kind_names(model.config)) is None else list(names),
             "path": str(model.path),
         }
         for model in plan.models(plan.MODELS)
@@ -273,7 +273,7 @@ def _layers(config: Mapping[str, Any]) -> int | None:
 
 
 def _model_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    shown = {**row, "kv": ", ".join(row["kv"] or ()) or None}
+    shown = {**row, "kv": None if row["kv"] is None else ", ".join(row["kv"]) or "none"}
     return tuple("-" if shown[name] is None else str(shown[name]) for name in _MODEL_COLUMNS)
 
 

@@ -189,6 +189,8 @@ def test_models_as_json_name_the_folder(
 @pytest.mark.parametrize(
     ("key", "kv"),
     [
+        ("bge-base", set()),
+        ("whisper", {"full attention", "cross attention"}),
         ("dsv3", {"MLA latent vector"}),
         ("dsv32", {"MLA latent vector", "indexer keys"}),
         (
