@@ -8,19 +8,23 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import device, explain, host, install, nvml, plan, safe
+from harness import device, host, install, nvml, plan, safe
 from harness.device import Discovery, Gpu
 from harness.errors import EXIT_INFRA, EXIT_USAGE, InfraError, UsageError
 from harness.facts import check_supported
 from harness.kindname import kind_names
+from harness.table import table
+
+EXIT_INTERRUPTED = 130
+"""What shells give for a command that was ended by Ctrl-C."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command: 0 done, 2 usage, 75 host or network not usable."""
+    """Run one command: 0 done, 1 a cell that fails, 2 usage, 75 host or network not usable."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -32,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(error, EXIT_USAGE)
     except InfraError as error:
         return _complain(error, EXIT_INFRA)
+    except KeyboardInterrupt:
+        # What runs a cell has ended its children by now.
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader (`head`) has what it wants; Python must not complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -132,6 +139,9 @@ def _add_explain(commands: Any) -> None:
 
 
 def _explain(options: argparse.Namespace) -> int:
+    # Here, since what runs cells loads pytest, which the lists must not wait for.
+    from harness import explain
+
     devices = [options.device] if options.device else []
     engines = [options.engine] if options.engine else []
     if options.source is not None:
@@ -247,7 +257,7 @@ def models() -> list[dict[str, Any]]:
             "key": model.key,
             "model_type": model.config.get("model_type"),
             "layers": _layers(model.config),
-            "kv": list(kind_names(model.config)) or None,
+            "kv": None if (names := kind_names(model.config)) is None else list(names),
             "path": str(model.path),
         }
         for model in plan.models(plan.MODELS)
@@ -263,7 +273,7 @@ def _layers(config: Mapping[str, Any]) -> int | None:
 
 
 def _model_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    shown = {**row, "kv": ", ".join(row["kv"] or ()) or None}
+    shown = {**row, "kv": None if row["kv"] is None else ", ".join(row["kv"]) or "none"}
     return tuple("-" if shown[name] is None else str(shown[name]) for name in _MODEL_COLUMNS)
 
 
@@ -283,33 +293,6 @@ _LISTS = {
 
 _SHOWN = {"devices": _device_rows}
 """Rows for people, where they are others than those of `--json`."""
-
-
-def table(
-    header: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None
-) -> list[str]:
-    """Lines with aligned columns; control characters of the cells shown as their escapes. The last
-    column is wrapped where lines would have more than `width` columns."""
-    lines = [[safe.printable(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(map(safe.columns, column)) for column in zip(*lines, strict=True)]
-    side = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
-    room = widths[-1] if width is None else max(width - side, LEAST_COLUMN)
-    out: list[str] = []
-    for line in lines:
-        *cells, last = (
-            cell + " " * (size - safe.columns(cell))
-            for cell, size in zip(line, widths, strict=True)
-        )
-        first, *more = safe.wrap(last.rstrip(), room)
-        out.append(_GAP.join([*cells, first]).rstrip())
-        out += [" " * side + part for part in more]
-    return out
-
-
-_GAP = "  "
-
-LEAST_COLUMN = 7
-"""Columns that the last column is given at least."""
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ _BY_KIND = {
     "ChunkedLocalAttentionSpec": "chunked attention",
     "MLAAttentionSpec": "MLA latent vector",
     "FullAttentionSpec": "full attention",
+    "CrossAttentionSpec": "cross attention",
 }
 
 _RESOLVED = (
@@ -24,10 +25,13 @@ _RESOLVED = (
 knows only some."""
 
 
-def kind_names(config: Config) -> tuple[str, ...]:
+def kind_names(config: Config) -> tuple[str, ...] | None:
     """The kinds of KV cache that a model has, such as `sliding window`, each once and the one
-    with most layers first; () where the oracle does not know the model."""
-    pages = sorted(_pages(config), key=lambda page: -page.layers)
+    with most layers first; None where the oracle does not know the model."""
+    found = _pages(config)
+    if found is None:
+        return None
+    pages = sorted(found, key=lambda page: -page.layers)
     names = [_name(page) for page in pages]
     ratios = sorted({page.compress_ratio for page in pages if _name(page) == _COMPRESSED})
     shown = {_COMPRESSED: f"{_COMPRESSED} {' and '.join(map(str, ratios))}"}
@@ -37,13 +41,13 @@ def kind_names(config: Config) -> tuple[str, ...]:
 _COMPRESSED = "compressed"
 
 
-def _pages(config: Config) -> Iterable[Page]:
+def _pages(config: Config) -> Iterable[Page] | None:
     for name, storage in _RESOLVED:
         try:
             return expected_pages(config, layout_of(config, name, storage, _HOPPER), _HOPPER)
         except (UnknownLayout, NoLayout, UsageError):
             continue
-    return ()
+    return None
 
 
 _HOPPER = (9, 0)

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from harness import install, nvml, plan
-from harness.cli import main, table
+from harness import explain, install, nvml, plan
+from harness.cli import main
 from harness.device import Device, virtual_devices
 from harness.errors import InfraError
 from harness.install import Found
+from harness.table import table
 from tests.fake_nvml import Card, FakeNvml, Slice
 
 COMMANDS = ("devices", "engines", "models", "explain", "run")
@@ -188,6 +189,8 @@ def test_models_as_json_name_the_folder(
 @pytest.mark.parametrize(
     ("key", "kv"),
     [
+        ("bge-base", set()),
+        ("whisper", {"full attention", "cross attention"}),
         ("dsv3", {"MLA latent vector"}),
         ("dsv32", {"MLA latent vector", "indexer keys"}),
         (
@@ -311,6 +314,14 @@ def test_arguments_that_do_not_exist_are_exit_code_2(
         main(arguments)
     assert 2 == raised.value.code
     assert "kvmatrix" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(explain, "run", interrupted)
+    assert 130 == main(["explain", "dsv4-default-unset"])
 
 
 def test_a_reader_that_stops_early_is_no_error() -> None:
