@@ -318,6 +318,10 @@ def _coercion(record: Record) -> tuple[tuple[str, ...], list[str]]:
     if asked in (UNSET, "auto"):
         return (), []
     names = resolved.kv_cache_dtype.split("+") if resolved.kv_cache_dtype else [asked]
+    # The model's own dtype, which may be the one that was asked for.
+    own = set((resolved.storage_dtype or "").split("+"))
+    if own <= _ELEMENT_TYPES.get(asked, set()):
+        names = [asked if name == "auto" else name for name in names]
     others = [name for name in names if _SAME.get(name, name) != _SAME.get(asked, asked)]
     unsaid = [n for n in others if not any(_names(line, n) for line in record.log)]
     wrong = [f"stored {name} though {asked} was asked, and no log line says so" for name in unsaid]

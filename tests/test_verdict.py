@@ -411,6 +411,13 @@ def test_another_dtype_in_silence_is_a_mismatch(log: tuple[str, ...]) -> None:
     assert "stored fp8_ds_mla though fp8 was asked, and no log line says so" == found.reason
 
 
+@pytest.mark.parametrize(("stored", "verdict"), [("bfloat16", "ok"), ("float16", "mismatch")])
+def test_the_models_own_dtype_may_be_the_one_asked_for(stored: str, verdict: str) -> None:
+    """DeepSeek-V3.2 renames bfloat16 to auto, and stores bfloat16."""
+    own = Resolved("auto", stored, "auto", (BACKEND,), BACKEND)
+    assert verdict == judged(record("bfloat16", resolved=own, log=())).verdict
+
+
 def test_of_layers_that_differ_each_name_must_be_told_of() -> None:
     mixed = Resolved("bfloat16+fp8", "bfloat16+float8_e4m3fn", "fp8", (BACKEND,), BACKEND)
     assert "mismatch" == judged(record("fp8", resolved=mixed, log=())).verdict

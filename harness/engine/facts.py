@@ -76,10 +76,25 @@ def model_backends() -> dict[str, list[str]]:
         if parts[:2] != ["vllm", "models"] or len(parts) < 3:
             continue
         folder = Path(vllm.__file__).parent / "models" / parts[2]
-        named = named_backends(folder) & set(order)
+        named = _alike(named_backends(folder) & set(order))
         if named:
             found[architecture] = sorted(named, key=order.index)
     return found
+
+
+def _alike(names: set[str]) -> set[str]:
+    """Those of `names` that are for MLA where any is: a package that has a vision tower names the
+    tower's backends too, which keep no KV cache."""
+    return {name for name in names if _is_mla(name)} or names
+
+
+def _is_mla(name: str) -> bool:
+    try:
+        with seams.META, seams.OnMeta():
+            return bool(compat.backend_class(name).is_mla())
+    except Exception:
+        # Its module needs what this engine lacks, or it has no class of its own.
+        return "MLA" in name
 
 
 def named_backends(folder: Path) -> set[str]:
