@@ -165,12 +165,6 @@ def _share(text: str | None) -> float | None:
 
 def _check_axes(axes: Axes, device: Device) -> None:
     """UsageError where `device` cannot have what was asked for."""
-    runners = [runner for runner in axes.model_runners if runner]
-    if runners and not device.real:
-        raise UsageError(
-            f"--model-runner {runners[0]} is for real devices: {device.spec} plans without a "
-            "model runner"
-        )
     more = [size for size in axes.tensor_parallel_sizes if size > 1]
     if more and device.real:
         raise UsageError(

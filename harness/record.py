@@ -216,7 +216,8 @@ class Record:
     declared: tuple[Declared, ...] = ()
     memory: Memory | None = None
     model_runner: str | None = None
-    """vLLM's model runner that served, `v1` or `v2`; None on a virtual device."""
+    """vLLM's model runner that served, `v1` or `v2`; on a virtual device the one asked for, and
+    None where none was: the newer runner's functions are then called without one."""
     logits_finite: bool | None = None
     """Whether every log-probability of the decoded token is a finite number; None before stage
     `generate`."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.case import Case
+from harness.engine import environ
 
 TEST = "cases/test_matrix.py::test_cell"
 
@@ -56,6 +57,4 @@ def pytest(case: Case, device: str, engine: str | None, more: Mapping[str, Any])
 
 def model_runner(case: Case) -> dict[str, str]:
     """The environment variable that chooses the case's model runner, where it names one."""
-    if not case.model_runner:
-        return {}
-    return {"VLLM_USE_V2_MODEL_RUNNER": str(int(case.model_runner == "v2"))}
+    return environ.runner(case.model_runner or None)

@@ -220,10 +220,11 @@ def engine_environ(cache: Path, python: Path) -> Mapping[str, str]:
 
 def launch_environ(run: Run, request: Request) -> Mapping[str, str]:
     """The environment of a cell's child."""
+    runner = request.case.model_runner or None
     if request.device.real:
-        return environ.real(request.device, os.environ, request.case.model_runner or None)
+        return environ.real(request.device, os.environ, runner)
     folder = engine_folder(run.cache, request.engine.python)
-    return environ.virtual(request.device.to_json(), folder)
+    return {**environ.virtual(request.device.to_json(), folder), **environ.runner(runner)}
 
 
 def modules_file(run: Run, request: Request) -> Path:

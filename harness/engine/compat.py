@@ -175,6 +175,14 @@ def attention_groups(vllm_config: Any, kv_cache_config: Any, device: torch.devic
     return groups, kernel_block_sizes
 
 
+def kernel_block_sizes(runner: Any, kv_cache_config: Any) -> list[int]:
+    """Tokens of the blocks that kernels take, for each KV-cache group of a v1 model runner."""
+    from vllm.v1.worker import utils
+
+    sizes: list[int] = utils.prepare_kernel_block_sizes(kv_cache_config, runner.attn_groups)
+    return sizes
+
+
 def allocate(
     vllm_config: Any,
     kv_cache_config: Any,

@@ -90,9 +90,15 @@ def real(device: Device, environ: Mapping[str, str], model_runner: str | None) -
     if device.kind == "mig":
         # The allocator's expandable segments ask NVML what it does not tell of a slice.
         found.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
-    if model_runner is not None:
-        found["VLLM_USE_V2_MODEL_RUNNER"] = str(int(model_runner == "v2"))
+    found |= runner(model_runner)
     return found
+
+
+def runner(model_runner: str | None) -> dict[str, str]:
+    """What chooses vLLM's model runner: `v1`, `v2`, or None for its own choice."""
+    if model_runner is None:
+        return {}
+    return {"VLLM_USE_V2_MODEL_RUNNER": str(int(model_runner == "v2"))}
 
 
 def virtual(device: dict[str, Any], cache: Path) -> dict[str, str]:

@@ -90,6 +90,7 @@ def run(
         "capacity": capacity.capacity(seen.vllm_config, seen.kv_cache_config, seen.specs),
         "candidates": selector.candidates(seen.vllm_config, seen.error),
         "declared": observe.declared(seen, case),
+        "model_runner": case.model_runner or None,
     }
     seen.seconds["total"] = round(time.perf_counter() - began, 3)
     clean = _Cleaner(model_path)

@@ -15,6 +15,7 @@ from harness.case import Case
 from harness.device import Device
 from harness.engine import arguments, compat, ranks, seams, tokenizer
 from harness.engine.observe import Observed
+from harness.engine.runner_v1 import Runner
 from harness.record import VIRTUAL_STAGES, Memory
 
 
@@ -68,6 +69,7 @@ class _Start:
         self._since = time.perf_counter()
         self._model: Any = None
         self._drafter: Any = None
+        self._runner_v1: Runner | None = None
         self._tell: Callable[[str], None] = lambda stage: None
 
     def enter(self, stage: str) -> None:
@@ -109,7 +111,11 @@ class _Start:
 
             current_platform.update_block_size_for_backend(config)
             self.enter("spec")
-            self.seen.specs = compat.kv_cache_specs(config)
+            if self.case.model_runner == "v1":
+                self._runner_v1 = Runner(config, seams.META)
+                self.seen.specs = self._runner_v1.kv_cache_specs()
+            else:
+                self.seen.specs = compat.kv_cache_specs(config)
             self.enter("plan")
             compat.plan(_Executor(self), config)
 
@@ -137,6 +143,9 @@ class _Start:
     def allocate(self, kv_cache_config: Any) -> None:
         self.seen.kv_cache_config = kv_cache_config
         self.enter("allocate")
+        if self._runner_v1 is not None:
+            self.seen.tensors = self._runner_v1.allocate(kv_cache_config)
+            return
         config = self.seen.vllm_config
         groups, kernel_block_sizes = compat.attention_groups(config, kv_cache_config, seams.META)
         self.seen.tensors = compat.allocate(
