@@ -16,7 +16,7 @@ import pytest
 from harness import layout
 from harness.case import DEFAULT, UNSET, Case
 from harness.options import REAL_STAGES, options
-from harness.record import Declared, Memory, Resolved
+from harness.record import Declared, Memory, Resolved, dumps, loads
 from harness.reduce import reduce
 from harness.verdict import notrun
 from tests import geometry, observed
@@ -164,7 +164,10 @@ def test_bug_55509_a_kv_budget_that_is_too_small_names_backend_and_bytes() -> No
     found = judged(seen)
     assert "oom" == found.verdict
     assert BUDGET.partition(".")[0] in found.reason
-    assert ("FLASHMLA_SPARSE_DSV4", 1 << 20) == (seen.resolved.selected, memory.available_bytes)
+    written = loads(dumps(seen))
+    assert written.memory is not None
+    told = (written.resolved.selected, written.memory.available_bytes)
+    assert ("FLASHMLA_SPARSE_DSV4", 1 << 20) == told
 
 
 def test_bug_51041_a_token_of_dsv4_costs_what_its_states_cost() -> None:
