@@ -363,7 +363,7 @@ def test_differences_that_are_alike_take_one_line() -> None:
     ]
     text = render([cell()], width=100, color=False, differences=found)
     assert [
-        "Differences between vLLM 0.27.1 and 0.33.0: 4 of 4 cells",
+        "Differences between vLLM 0.27.1 and 0.33.0: 4, in 4 cells",
         "  broken -> ok, 2 cells: dsv4-default-{unset,auto}",
         "  page_size_bytes 16, 37376 -> 16, 37440: dsv4-default-fp8",
         "  only 0.33.0 has it (vLLM 0.27.1 has no such kv_cache_dtype): dsv4-default-nvfp4",
