@@ -370,6 +370,18 @@ def test_differences_that_are_alike_take_one_line() -> None:
     ] == text.splitlines()[-4:]
 
 
+def test_what_one_engine_lacks_takes_one_line_whatever_became_of_it_in_the_other() -> None:
+    lacking = {"reason": "vLLM 0.27.1 has no DeepseekV41ForCausalLM"}
+    found = [
+        difference(dtype, "runs", None, verdict, **lacking)
+        for dtype, verdict in (("unset", "ok"), ("fp8", "rejected"))
+    ]
+    assert 1 == len({d.rank for d in found})
+    text = render([cell()], width=100, color=False, differences=found)
+    assert 1 == text.count("has no DeepseekV41ForCausalLM")
+    assert "dsv4-default-{unset,fp8}" in text
+
+
 def test_differences_name_the_device_where_there_are_several() -> None:
     places = ("virtual:h200", "virtual:b200")
     found = [difference("auto", "verdict", "ok", "broken", place=place) for place in places]
