@@ -64,6 +64,8 @@ class Page:
     kind: str | None = None
     """What keeps it, as `KVCache.kind`: a window that is kept in full costs more blocks, not bigger
     ones. None where any kind will do."""
+    with_padding: bool = False
+    """True where the tensor may hold the padding behind the content, too."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,9 @@ class Blocks:
     """Tokens that the caller asked for, of which a hybrid's block becomes a multiple; 0: none."""
     backends: tuple[str, ...] = ()
     """`get_name()` of the main attention layers' backends; () where it was not seen."""
+    sequence: int = 0
+    """Tokens of the longest sequence, where recurrent states are kept for a whole sequence each; 0
+    where they are kept for blocks."""
 
 
 @dataclass(frozen=True)
