@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import plan
 from harness.errors import UsageError
 from harness.known import check, find, load, relevant
 
@@ -244,3 +245,10 @@ def test_an_entry_may_be_for_some_pythons(speaks: bool, python: str) -> None:
 def test_a_python_that_is_no_range_is_refused() -> None:
     with pytest.raises(UsageError, match=r"python 'three' is not like '<3\.12'"):
         load(OLD_PYTHON.replace("<3.12", "three"))
+
+
+def test_the_shipped_file_can_be_read() -> None:
+    """Every entry has a reason, and what nobody reported a reproduction."""
+    entries = load((plan.MODELS.parent / "known.yaml").read_text(encoding="utf-8"))
+    assert len(entries) == len({entry.name for entry in entries})
+    assert all(entry.reason for entry in entries)
