@@ -225,13 +225,14 @@ def _kind(cache: KVCache) -> str:
 
 
 def _differences(cache: KVCache, page: Page) -> Iterator[str]:
-    """What is wrong with the bytes, the ratio and the tensor of one kind of cache."""
+    """What is wrong with the bytes, the tokens and the tensor of one kind of cache."""
     facts: list[tuple[str, object, object]] = [
         ("kind", _kind(cache), page.kind or _kind(cache)),
         ("ratio", cache.compress_ratio, page.compress_ratio),
         ("block size", cache.block_size, page.block_size),
         ("content bytes", cache.content_bytes, page.content_bytes),
         ("page size bytes", cache.page_size_bytes, page.page_size_bytes),
+        ("window", _window(cache.window), _window(page.window)),
     ]
     if cache.shape is not None:
         if page.tail is not None:
@@ -243,6 +244,10 @@ def _differences(cache: KVCache, page: Page) -> Iterator[str]:
     for what, is_, must in facts:
         if is_ != must:
             yield f"{what} {is_}, must be {must}"
+
+
+def _window(tokens: int | None) -> str:
+    return "of all tokens" if tokens is None else f"of {tokens} tokens"
 
 
 def _parts(page: Page) -> set[int]:

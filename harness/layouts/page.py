@@ -64,6 +64,9 @@ class Page:
     kind: str | None = None
     """What keeps it, as `KVCache.kind`: a window that is kept in full costs more blocks, not bigger
     ones. None where any kind will do."""
+    window: int | None = None
+    """Tokens of a sequence that are kept, as in `KVCache.window`; None where all are, or where a
+    state or a ring has a size of its own."""
 
 
 @dataclass(frozen=True)
