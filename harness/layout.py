@@ -239,8 +239,8 @@ def _differences(cache: KVCache, page: Page) -> Iterator[str]:
             facts.append(("last dimension of the tensor", (cache.shape or (None,))[-1], page.tail))
         if cache.tensor_dtype not in page.also:
             facts.append(("element type of the tensor", cache.tensor_dtype, page.storage))
-        if (seen := _block_bytes(cache)) not in _parts(page):
-            facts.append(("bytes of a block of the tensor", seen, page.content_bytes))
+        if (seen := _block_bytes(cache)) not in (sizes := _block_sizes(page)):
+            facts.append(("bytes of a block of the tensor", seen, " or ".join(map(str, sizes))))
     for what, is_, must in facts:
         if is_ != must:
             yield f"{what} {is_}, must be {must}"
@@ -250,13 +250,10 @@ def _window(tokens: int | None) -> str:
     return "of all tokens" if tokens is None else f"of {tokens} tokens"
 
 
-def _parts(page: Page) -> set[int]:
-    """Bytes that one block of the tensor may have: a whole block, or one of the kernel's own."""
-    return {page.content_bytes} | {
-        page.content_bytes * tokens // page.block_size
-        for tokens in page.kernel_blocks
-        if page.block_size % tokens == 0
-    }
+def _block_sizes(page: Page) -> list[int]:
+    """Bytes that one block of the tensor may have."""
+    handed = page.kernel_blocks or (page.block_size,)
+    return [page.content_bytes * tokens // page.block_size for tokens in handed]
 
 
 def _block_bytes(cache: KVCache) -> int | None:

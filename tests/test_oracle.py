@@ -92,7 +92,8 @@ def test_every_rank_keeps_the_latent_vector_whole(key: str) -> None:
 def test_one_head_each_where_the_config_counts_none_for_keys() -> None:
     """Heads keep their width though there are fewer of them."""
     config = {"num_attention_heads": 16, "hidden_size": 2048}
-    assert rank.of(config, 4) == config | {"num_key_value_heads": 4, "head_dim": 128}
+    mine = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 128}
+    assert rank.of(config, 4) == config | mine
 
 
 V3_LATENT = KVCache(

@@ -17,7 +17,7 @@ _DIVIDED = (
     *("mamba_num_heads", "mamba_n_heads", "num_heads"),
     *("linear_num_key_heads", "linear_num_value_heads"),
     # Encoder-decoder models, whose heads all have keys and values of their own.
-    *("encoder_attention_heads", "decoder_attention_heads"),
+    *("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads"),
 )
 """Numbers of heads that every rank has an equal share of."""
 
