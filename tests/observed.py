@@ -37,9 +37,6 @@ _RECORD = (
 )
 """Fields that are kept, of those with a default only where it is another."""
 
-WRONG_EACH = 2
-"""Wrong records that are kept of one model for one complaint."""
-
 
 @dataclass(frozen=True)
 class Seen:
@@ -96,13 +93,12 @@ def _said(one: Record | Resolved | KVCache, names: Iterable[str]) -> dict[str, A
 
 def pick(records: Iterable[Record]) -> dict[str, list[dict[str, Any]]]:
     """model -> the first record of every distinct cache, of every backend that serves its family,
-    and the default on every generation; of those that are wrong, a few for each complaint.
+    and the default on every generation; of those that are wrong, one for each complaint.
 
     Left out are those that did not go through or have no cache where the model has one.
     """
     found: dict[str, list[dict[str, Any]]] = {}
     known: set[str] = set()
-    complaints: dict[tuple[str, str], int] = {}
     # The defaults first, so that what is like them is not kept again.
     for record in sorted(records, key=lambda one: one.kv_cache_dtype != UNSET):
         model = models().get(record.model)
@@ -111,9 +107,9 @@ def pick(records: Iterable[Record]) -> dict[str, list[dict[str, Any]]]:
         small = _small(record)
         lines = oracle(record.model)(record)
         if lines:
-            complaint = record.model, lines[0].partition(":")[0]
-            complaints[complaint] = complaints.get(complaint, 0) + 1
-            if complaints[complaint] <= WRONG_EACH:
+            complaint = f"{record.model} {lines[0].partition(' stored as ')[2] or record.id}"
+            if complaint not in known:
+                known.add(complaint)
                 found.setdefault(record.model, []).append({**small, "wrong": True})
             continue
         own = _own(record, model, small)

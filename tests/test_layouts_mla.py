@@ -154,12 +154,14 @@ def test_arithmetic_can_be_read() -> None:
 def test_a_right_record_is_confirmed_at_any_block_size(
     name: str, storage: str, token: int, tail: int, block: int
 ) -> None:
-    right = latent(78, block, token, tail, storage)
+    # Both lie in one pool, whose blocks are handed out as DeepGEMM takes them.
+    tokens = min(block, 64)
+    right = handed(latent(78, block, token, tail, storage), tokens)
     # vLLM's MLA layers do not say what they store: the tensor does.
     for said in (storage, None):
         resolved = Resolved(name, said)
         for config, layers in [(GLM5, 78), (GLM52, 21)]:
-            kv = [right, handed(key(layers, block), min(block, 64))]
+            kv = [right, handed(key(layers, block), tokens)]
             assert [] == compare(config, kv, resolved, SM100)
 
 
@@ -194,12 +196,13 @@ def test_a_large_block_is_handed_to_the_kernels_in_parts(
         assert "bytes of a block of the tensor" in line
 
 
-def test_the_indexers_keys_are_handed_out_by_64() -> None:
-    big = latent(61, 128, PACKED, 656, "uint8")
-    assert [] == compare(V32, [big, handed(key(61, 128), 64)], PACKED_AS_BYTES, SM120)
+def test_the_indexers_keys_are_handed_out_by_64_and_the_latent_vectors_with_them() -> None:
+    big, keys = latent(61, 128, PACKED, 656, "uint8"), key(61, 128)
+    assert [] == compare(V32, [handed(big, 64), handed(keys, 64)], PACKED_AS_BYTES, SM120)
     for other in (16, 32, 128):
-        [line] = compare(V32, [big, handed(key(61, 128), other)], PACKED_AS_BYTES, SM120)
-        assert "bytes of a block of the tensor" in line
+        lines = compare(V32, [handed(big, other), handed(keys, other)], PACKED_AS_BYTES, SM120)
+        assert 2 == len(lines)
+        assert all("bytes of a block of the tensor" in line for line in lines)
 
 
 RIGHT = latent(61, 64, PACKED, 656, "uint8")

@@ -74,6 +74,7 @@ def test_heads_that_do_not_divide_confirm_nothing() -> None:
         ("nemotron-h", {"mamba_num_heads": 128 // 2, "n_groups": 8 // 2}),
         ("qwen3-next", {"linear_num_key_heads": 16 // 2, "linear_num_value_heads": 32 // 2}),
         ("mamba2", {"num_heads": 128 // 2, "n_groups": 8 // 2}),
+        ("whisper", {"d_model": 1280 // 2, "decoder_attention_heads": 20 // 2}),
     ],
 )
 def test_what_two_ranks_divide(key: str, numbers: dict[str, int]) -> None:

@@ -105,14 +105,13 @@ def handed(kernels: Iterable[Kernel], block: int) -> tuple[int, ...]:
     it, or else the largest of theirs that it is a multiple of. () where no kernel is known."""
     found: set[int] = set()
     for kernel in kernels:
-        least = kernel.tokens[:1] if kernel.multiples else kernel.tokens
-        fitting = [tokens for tokens in least if block % tokens == 0]
+        fitting = {tokens for tokens in kernel.tokens if block % tokens == 0}
         if kernel is UNSAID:
             found |= {block, *fitting}
-        elif kernel.multiples or block in kernel.tokens:
+        elif kernel.multiples or block in fitting or not fitting:
             found.add(block)
         else:
-            found.add(max(fitting, default=block))
+            found.add(max(fitting))
     return tuple(sorted(found))
 
 

@@ -8,7 +8,7 @@ caller's; what a token costs is the format's definition.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from harness.errors import UsageError
@@ -202,8 +202,11 @@ def _sparse(
 ) -> tuple[Page, ...]:
     latent = _latent(config, layout, capability, blocks)
     layers = _indexers(config)
+    if not layers:
+        return (latent,)
     key = _page(KEY_ROLE, layers, blocks.size, _index_key(config), [_INDEX_KERNEL])
-    return (latent, key) if key.layers else (latent,)
+    # Both lie in one pool, so that the latent vectors are handed out as the keys must be.
+    return replace(latent, kernel_blocks=key.kernel_blocks), key
 
 
 # ---- Which layers have an indexer: the others use the selection of the one before ---------------
