@@ -32,7 +32,7 @@ KIMI_STATE = 3 * 3 * 32 * 128 * 2 + 32 * 128 * 128 * 4
 def block(
     config: dict[str, Any],
     layout: str,
-    capability: tuple[int, int],
+    capability: tuple[int, int] | None,
     *backends: str,
     asked: int = 0,
 ) -> int:
@@ -86,7 +86,9 @@ def test_a_block_is_a_multiple_of_what_was_asked_for(tokens: int, asked: int) ->
 
 
 def test_a_cpu_prefers_long_blocks() -> None:
-    assert 128 == block(JAMBA, "bfloat16", None, "CPU_ATTN")  # type: ignore[arg-type]
+    assert 128 == block(JAMBA, "bfloat16", None, "CPU_ATTN")
+    # The least of its multiples of 32 that hold 76 tokens.
+    assert 96 == block(JAMBA, "bfloat16", None, "CPU_ATTN", asked=16)
 
 
 @pytest.mark.parametrize(

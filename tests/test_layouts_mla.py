@@ -182,6 +182,7 @@ def handed(cache: KVCache, tokens: int) -> KVCache:
         ("CUTLASS_MLA", 256, 128),
         ("FLASH_ATTN_MLA", 128, 128),
         ("TRITON_MLA", 128, 128),
+        ("CPU_MLA", 128, 16),
     ],
 )
 def test_a_large_block_is_handed_to_the_kernels_in_parts(

@@ -37,8 +37,70 @@ MODULES = (
 )
 
 _GUARD = "refuses what no shipped config has: tests/test_layouts_*.py"
+_TEXT = "of a text for people, not of a page"
+_WIDTHS = "other element types that hold the same bytes: leniency, where a record may have either"
+_TOLD = "records tell the element type; for those that do not: tests/test_layouts_*.py"
+_NAMED = "records name the backend; for those that do not: tests/test_layouts_state_space.py"
+_CALLER = "what callers leave out in tests: `Oracle` always passes it"
+_ELSEWHERE = "every shipped config lists its layers: the module's own tests"
+_CPU = "for a CPU, and these records are of GPUs: tests/test_layouts_kernels.py"
+_KEYS_OF_128 = "every shipped config has keys of 128: tests/test_layouts_kernels.py"
 
-EXEMPT: dict[str, str] = {}
+EXEMPT = {
+    "layout: 16 in `DEFAULT_BLOCK_SIZE = 16`": "only where no cache was seen at all",
+    "layout.compare: 0 in `config: Config, kv: Sequence[KVCache], resolved: Resolved, c…`": _CALLER,
+    "layout.matches: 0 in `config: Config, kv: Sequence[KVCache], resolved: Resolved, c…`": _CALLER,
+    "layout._block_size: 1 in `layers.most_common(1)`": "the first of any number is the first",
+    "layout._layers: 1 in `count == 1`": _TEXT,
+    "deepseek_v4: 8 in `_SCALE_FIELD = 8`": "7 scales fill 8 bytes by fours too",
+    "deepseek_v4.page_of: 1 in `align > 1`": _TEXT,
+    "deepseek_v4.latent_state: 0 in `nope <= 0`": _GUARD,
+    "deepseek_v41._pages: 1 in `page_of('attn.compressor.state_cache', 1, "
+    "pooled, _RING_BLOC…` (2)": "a ring of 32768 B is a multiple of 2, too",
+    "deepseek_v41._source_ratios: 0 in `0 <= at < layers`": _GUARD,
+    "formats.Packed.pair: 2 in `size % 2`": "heads of 128 have even slots: the module's own tests",
+    "full_attention._layout_of: 0 in `packed[0]` (2)": _TEXT,
+    "full_attention._kept: 2 in `layers // 2`": "no model is as shallow: the module's own tests",
+    "full_attention.format_of: 1 in `len(names) > 1`": "a third name is as wrong as a second",
+    "full_attention.keys_and_values: 1 in `block_size < 1`": _GUARD,
+    "full_attention.keys_and_values: 1 in `1:`": _WIDTHS,
+    "kernels.Kernel: 0 in `preferred: int = 0`": "every kernel takes multiples of 2",
+    "kernels['CPU_ATTN']: 32 in `(32,)`": _CPU,
+    "kernels['CPU_ATTN']: 128 in `preferred=128`": _CPU,
+    "kernels['AMX_MLA']: 32 in `(32,)`": _CPU,
+    "kernels['CPU_MLA']: 16 in `(16,)`": _CPU,
+    "kernels: 11 in `(10, 11)`": "no device profile is of SM11x",
+    "kernels: 16 in `(16, 32, 64)`": _NAMED,
+    "kernels: 32 in `(16, 32, 64)`": _NAMED,
+    "kernels: 64 in `(16, 32, 64)`": _NAMED,
+    "kernels.common: 1 in `asked or max((kernel.preferred for kernel in kernels)) or 1`": (
+        "every kernel takes multiples of 2"
+    ),
+    "mla: 8 in `(8, 0)`": _TOLD,
+    "mla: 0 in `(8, 0)`": _TOLD,
+    "mla._layout_of: 0 in `ALIKE[name].elements[0]`": _TOLD,
+    "mla._page: 1 in `block_size < 1`": _GUARD,
+    "mla._page: 1 in `1:`": _WIDTHS,
+    "mla._indexers: 1 in `at - first + 1`": _ELSEWHERE,
+    "mla._indexers: 0 in `(at - first + 1) % every == 0`": _ELSEWHERE,
+    "page: 1 in `'float8_e5m2': 1`": "every backend seen keeps float8_e5m2 as uint8",
+    "page.Blocks: 0 in `asked: int = 0`": _CALLER,
+    "page.count: 1 in `value < 1`": _GUARD,
+    "rank.of: 1 in `size == 1`": "the only rank of a model has all of it, whether divided or not",
+    "state_layers.State.sum: 1 in `self.kernel - 1`": _TEXT,
+    "state_layers.periodic: 0 in `0 <= offset < period`": _GUARD,
+    "state_layers.periodic: 1 in `period - 1`": _TEXT,
+    "state_space._latent: 1 in `1:`": _WIDTHS,
+    "state_space._anywhere: 1 in `return 1`": "every kernel takes multiples of 2",
+    "state_space: 128 in `_CHUNK_KEY_DIM = 128`": _KEYS_OF_128,
+    "state_space._chunks: 0 in `_CHUNK_MAJORS[0]`": _KEYS_OF_128,
+    "state_space._chunks: 1 in `_CHUNK if fits else 1`": _KEYS_OF_128,
+    "state_space._layout_of: 0 in `known.elements[0]`": _TOLD,
+    "state_space._pages: 1 in `block < 1`": _GUARD,
+    "windowed._alternating: 2 in `at % 2`": _ELSEWHERE,
+    "windowed: 6 in `_GEMMA_PERIOD = 6`": _ELSEWHERE,
+    "windowed._interleaved: 1 in `at + 1`": _ELSEWHERE,
+}
 """Literals that no cache can show: why."""
 
 
