@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from harness.layouts.page import Capability, Config
+from harness.layouts.page import Capability, Config, NoLayout
 
 
 @dataclass(frozen=True)
@@ -102,16 +102,18 @@ def kernels_of(
 
 def handed(kernels: Iterable[Kernel], block: int) -> tuple[int, ...]:
     """Tokens of the blocks that `kernels` are handed for one of `block`: the whole where they take
-    it, or else the largest of theirs that it is a multiple of. () where no kernel is known."""
+    it, or else the largest of theirs that it is a multiple of. () where no kernel is known;
+    NoLayout where one takes neither."""
     found: set[int] = set()
     for kernel in kernels:
         fitting = {tokens for tokens in kernel.tokens if block % tokens == 0}
         if kernel is UNSAID:
             found |= {block, *fitting}
-        elif kernel.multiples or block in fitting or not fitting:
-            found.add(block)
+        elif not fitting:
+            sizes = " or ".join(map(str, kernel.tokens))
+            raise NoLayout(f"a block of {block} tokens is none of {sizes}, nor a multiple")
         else:
-            found.add(max(fitting))
+            found.add(block if kernel.multiples else max(fitting))
     return tuple(sorted(found))
 
 

@@ -204,7 +204,8 @@ def _sparse(
     layers = _indexers(config)
     if not layers:
         return (latent,)
-    key = _page(KEY_ROLE, layers, blocks.size, _index_key(config), [_INDEX_KERNEL])
+    kernels = [_INDEX_KERNEL] if blocks.size % _INDEX_KERNEL.least == 0 else []
+    key = _page(KEY_ROLE, layers, blocks.size, _index_key(config), kernels)
     # Both lie in one pool, so that the latent vectors are handed out as the keys must be.
     return replace(latent, kernel_blocks=key.kernel_blocks), key
 
