@@ -22,26 +22,33 @@ def kv_bits(config: Mapping[str, Any]) -> int | None:
     compressed-tensors and ModelOpt write `kv_cache_scheme` as `{"num_bits": 8, "type": "float"}`,
     ModelOpt also `kv_cache_quant_algo: "FP8"`, AutoFP8 `kv_cache_scheme: "static"`.
     """
+    scheme = _scheme(config)
+    if isinstance(scheme, str):
+        return _NAMED.get(scheme.lower())
+    if isinstance(scheme, Mapping) and scheme.get("type") == "float":
+        bits = scheme.get("num_bits")
+        return bits if isinstance(bits, int) else None
+    return None
+
+
+def _scheme(config: Mapping[str, Any]) -> object:
+    """What the checkpoint says of its KV cache; None where it says nothing."""
     quantization = config.get("quantization_config")
     if not isinstance(quantization, Mapping):
         return None
-    for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
-        scheme = quantization.get(key)
-        if isinstance(scheme, str):
-            return _NAMED.get(scheme.lower())
-        if isinstance(scheme, Mapping) and scheme.get("type") == "float":
-            bits = scheme.get("num_bits")
-            return bits if isinstance(bits, int) else None
-    return None
+    said = (quantization.get(key) for key in ("kv_cache_scheme", "kv_cache_quant_algo"))
+    return next((scheme for scheme in said if scheme is not None), None)
 
 
 def differences(config: Mapping[str, Any], record: Record) -> list[str]:
     """One line where nothing was asked and the checkpoint's own quantisation is not what is stored;
     [] where it is, where it says nothing, or where a kv_cache_dtype was asked for."""
-    stored = record.resolved.kv_cache_dtype
-    if record.kv_cache_dtype not in (UNSET, "auto") or kv_bits(config) != FP8 or stored is None:
+    stored, own = record.resolved.kv_cache_dtype, _scheme(config)
+    if record.kv_cache_dtype not in (UNSET, "auto") or own is None or stored is None:
         return []
-    if all(name.startswith("fp8") for name in stored.split("+")):
+    is_fp8 = all(name.startswith("fp8") for name in stored.split("+"))
+    if is_fp8 == (kv_bits(config) == FP8):
         return []
     element = f" ({record.resolved.storage_dtype})" if record.resolved.storage_dtype else ""
-    return [f"the checkpoint's own KV cache is fp8, yet {stored}{element} is stored"]
+    must = f"{own} and not fp8" if is_fp8 else "fp8"
+    return [f"the checkpoint's own KV cache is {must}, yet {stored}{element} is stored"]

@@ -235,13 +235,14 @@ def _kind(cache: KVCache) -> str:
 
 
 def _differences(cache: KVCache, page: Page) -> Iterator[str]:
-    """What is wrong with the bytes, the ratio and the tensor of one kind of cache."""
+    """What is wrong with the bytes, the tokens and the tensor of one kind of cache."""
     facts: list[tuple[str, object, object]] = [
         ("kind", _kind(cache), page.kind or _kind(cache)),
         ("ratio", cache.compress_ratio, page.compress_ratio),
         ("block size", cache.block_size, page.block_size),
         ("content bytes", cache.content_bytes, page.content_bytes),
         ("page size bytes", cache.page_size_bytes, page.page_size_bytes),
+        ("window", _window(cache.window), _window(page.window)),
     ]
     if cache.shape is not None:
         tail = (cache.shape or (None,))[-1]
@@ -249,21 +250,22 @@ def _differences(cache: KVCache, page: Page) -> Iterator[str]:
             facts.append(("last dimension of the tensor", tail, page.tail))
         if cache.tensor_dtype not in page.also:
             facts.append(("element type of the tensor", cache.tensor_dtype, page.storage))
-        if (seen := _block_bytes(cache)) not in _parts(page):
-            facts.append(("bytes of a block of the tensor", seen, page.content_bytes))
+        if (seen := _block_bytes(cache)) not in (sizes := _block_sizes(page)):
+            facts.append(("bytes of a block of the tensor", seen, " or ".join(map(str, sizes))))
     for what, is_, must in facts:
         if is_ != must:
             yield f"{what} {is_}, must be {must}"
 
 
-def _parts(page: Page) -> set[int]:
-    """Bytes that one block of the tensor may have: a whole block, or one of the kernel's own."""
-    whole = {page.content_bytes} | ({page.page_size_bytes} if page.with_padding else set())
-    return whole | {
-        page.content_bytes * tokens // page.block_size
-        for tokens in page.kernel_blocks
-        if page.block_size % tokens == 0
-    }
+def _window(tokens: int | None) -> str:
+    return "of all tokens" if tokens is None else f"of {tokens} tokens"
+
+
+def _block_sizes(page: Page) -> list[int]:
+    """Bytes that one block of the tensor may have."""
+    handed = page.kernel_blocks or (page.block_size,)
+    sizes = [page.content_bytes * tokens // page.block_size for tokens in handed]
+    return sizes + ([page.page_size_bytes] if page.with_padding else [])
 
 
 def _block_bytes(cache: KVCache) -> int | None:

@@ -134,6 +134,10 @@ SIZES = {kind: _sizes(config) for kind, config in templates().items()}
 """model_type -> the sizes that its pages are made of, as published."""
 
 
+WITHOUT_PAGES = ("bert",)
+"""model_types that have no KV cache."""
+
+
 @st.composite
 def geometries(draw: st.DrawFn, kind: str) -> dict[str, Any]:
     """A config of the model_type with other sizes: multiples, so that scales still divide."""
@@ -153,14 +157,18 @@ def possible(config: Mapping[str, Any]) -> bool:
     """True where heads are whole shares of the hidden size, where they are shares of it."""
     try:
         kind = formats(config["model_type"], (10, 0))[0][2]
-        return bool(layout.expected_pages(config, kind, (10, 0)))
+        layout.expected_pages(config, kind, (10, 0))
     except UsageError:
         return False
+    return True
+
+
+_DEPTHS = ("num_hidden_layers", "decoder_layers")
 
 
 def deepened(config: Mapping[str, Any], times: int) -> dict[str, Any]:
     """`config` with all its layers again, `times` times in all; entries of MTP layers stay last."""
-    depth = config["num_hidden_layers"]
+    depth = config.get("text_config", config)["num_hidden_layers"]
 
     def deep(data: Mapping[str, Any]) -> dict[str, Any]:
         return {key: again(value, key) for key, value in data.items()}
@@ -168,11 +176,15 @@ def deepened(config: Mapping[str, Any], times: int) -> dict[str, Any]:
     def again(value: Any, key: str) -> Any:
         if isinstance(value, Mapping):
             return deep(value)
-        if key == "num_hidden_layers":
+        if key in _DEPTHS:
             return value * times
         if not isinstance(value, Sequence) or not value:
             return value
-        if re.search("_layers$", key) and len(value) < depth and set(map(type, value)) == {int}:
+        if (
+            re.search("_layers$|_layer_ids$", key)
+            and len(value) < depth
+            and set(map(type, value)) == {int}
+        ):
             # Layers by number.
             return [one + depth * n for n in range(times) for one in value]
         return value[:depth] * times + value[depth:] if len(value) >= depth else value

@@ -16,12 +16,12 @@ import pytest
 from harness import layout
 from harness.case import DEFAULT, UNSET, Case
 from harness.options import REAL_STAGES, options
-from harness.record import Declared, Memory, Resolved, dumps, loads
+from harness.record import Declared, Memory, Record, Resolved, dumps, loads
 from harness.reduce import reduce
 from harness.verdict import notrun
 from tests import geometry, observed
-from tests.observed import Seen
-from tests.test_mutations_configs import MODELS, confirmed, known
+from tests.observed import right as confirmed
+from tests.test_mutations_configs import MODELS, known
 from tests.test_verdict import (
     GOT_AUTO,
     MIG_ASSERT,
@@ -43,11 +43,11 @@ BUGS = {
 """vLLM issues and pull requests."""
 
 
-def default_of(model: str, device: str = "virtual:h200") -> Seen:
+def default_of(model: str, device: str = "virtual:h200") -> Record:
     return next(
-        one
+        one.record
         for one in observed.load(model)
-        if (one.id, one.device) == (f"{model}-default-unset", device)
+        if (one.record.id, one.record.device) == (f"{model}-default-unset", device)
     )
 
 

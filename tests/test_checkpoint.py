@@ -54,6 +54,15 @@ def test_14221_a_checkpoints_fp8_kv_cache_that_is_ignored_is_a_disagreement(aske
     assert [] == differences({}, seen(asked, "auto", "bfloat16"))
 
 
+def test_fp8_that_the_checkpoint_does_not_have_is_a_disagreement() -> None:
+    """A scheme that is not fp8, or not understood, vouches for no fp8."""
+    for scheme in ({"num_bits": 8, "type": "int"}, {"num_bits": 4, "type": "float"}, "NVFP4"):
+        config = {"quantization_config": {"kv_cache_scheme": scheme}}
+        [line] = differences(config, seen("unset", "fp8", "uint8"))
+        assert line.startswith(f"the checkpoint's own KV cache is {scheme} and not fp8, yet fp8 ")
+        assert [] == differences(config, seen("unset", "auto", "bfloat16"))
+
+
 def test_what_was_asked_for_comes_before_the_checkpoint() -> None:
     config = {"quantization_config": {"kv_cache_scheme": FLOAT8}}
     assert [] == differences(config, seen("bfloat16", "bfloat16", "bfloat16"))

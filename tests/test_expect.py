@@ -20,6 +20,7 @@ FLASH = {
     "head_dim": 512,
     "qk_rope_head_dim": 64,
     "index_head_dim": 128,
+    "sliding_window": 128,
     "compress_ratios": [0, 0, 4, 128],
 }
 EVERYWHERE = Explicit("dsv4-default-unset", "ok", "anywhere")

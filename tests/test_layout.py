@@ -28,13 +28,21 @@ FLASH: dict[str, Any] = {
     "qk_rope_head_dim": 64,
     "index_head_dim": 128,
     "compress_ratios": [0, 0] + [4, 128] * 20 + [4] + [0],
+    "sliding_window": 128,
 }
 
 
 def seen(
-    role: str, ratio: int, layers: int, block: int, content: int, page: int, *tensor: Any
+    role: str,
+    ratio: int,
+    layers: int,
+    block: int,
+    content: int,
+    page: int,
+    shape: tuple[int, ...],
+    dtype: str,
+    window: int | None = None,
 ) -> KVCache:
-    shape, dtype = tensor or (None, None)
     return KVCache(
         kind="Spec",
         role=role,
@@ -42,22 +50,23 @@ def seen(
         block_size=block,
         page_size_bytes=page,
         content_bytes=content,
-        dtype=dtype or "uint8",
+        dtype=dtype,
         compress_ratio=ratio,
         shape=shape,
         tensor_dtype=dtype,
+        window=window,
     )
 
 
 LATENT = 448 + 64 * 2 + 8
 FLASH_KV = (
-    seen(SWA, 1, 43, 64, 64 * LATENT, 65 * 576, (-1, 1, 64, LATENT), "uint8"),
+    seen(SWA, 1, 43, 64, 64 * LATENT, 65 * 576, (-1, 1, 64, LATENT), "uint8", 128),
     seen(MAIN, 4, 21, 256, 64 * LATENT, 65 * 576, (-1, 1, 64, LATENT), "uint8"),
     seen(MAIN, 128, 20, 256, 2 * LATENT, 3 * 576, (-1, 1, 2, LATENT), "uint8"),
     seen(KEY, 4, 21, 256, 64 * 132, 15 * 576, (-1, 1, 64, 132), "uint8"),
-    seen(STATE, 1, 21, 4, 4 * 2 * 2 * 512 * 4, 57 * 576, (-1, 1, 4, 2048), "float32"),
-    seen(STATE, 1, 20, 8, 8 * 2 * 512 * 4, 57 * 576, (-1, 1, 8, 1024), "float32"),
-    seen(KEY_STATE, 1, 21, 4, 4 * 2 * 2 * 128 * 4, 15 * 576, (-1, 1, 4, 512), "float32"),
+    seen(STATE, 1, 21, 4, 4 * 2 * 2 * 512 * 4, 57 * 576, (-1, 1, 4, 2048), "float32", 2 * 4),
+    seen(STATE, 1, 20, 8, 8 * 2 * 512 * 4, 57 * 576, (-1, 1, 8, 1024), "float32", 128),
+    seen(KEY_STATE, 1, 21, 4, 4 * 2 * 2 * 128 * 4, 15 * 576, (-1, 1, 4, 512), "float32", 2 * 4),
 )
 
 
@@ -202,6 +211,17 @@ def test_the_record_of_a_right_cache_is_confirmed() -> None:
     assert [] == compare(FLASH, FLASH_KV, PACKED, SM90)
 
 
+@pytest.mark.parametrize("at", range(len(FLASH_KV)))
+def test_another_window_is_one_line(at: int) -> None:
+    """What a window forgets too early is wrong, and what it keeps for too long costs memory."""
+    right = FLASH_KV[at].window
+    wrong = 8192 if right is None else right + 1
+    kv = [*FLASH_KV[:at], replace(FLASH_KV[at], window=wrong), *FLASH_KV[at + 1 :]]
+    [line] = compare(FLASH, kv, PACKED, SM90)
+    must = "of all tokens" if right is None else f"of {right} tokens"
+    assert f"window of {wrong} tokens, must be {must}" in line
+
+
 def test_a_record_without_tensors_is_confirmed_by_its_bytes() -> None:
     kv = [replace(cache, shape=None, tensor_dtype=None) for cache in FLASH_KV]
     assert [] == compare(FLASH, kv, PACKED, SM90)
@@ -312,6 +332,7 @@ def geometries(draw: st.DrawFn) -> dict[str, Any]:
         "qk_rope_head_dim": rope,
         "index_head_dim": 128 * draw(st.integers(1, 8)),
         "compress_ratios": [*ratios, 0],
+        "sliding_window": draw(st.integers(1, 4096)),
     }
 
 

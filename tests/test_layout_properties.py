@@ -11,12 +11,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from harness.layout import _FAMILIES, Page, compare, expected_pages
+from harness.layouts import deepseek_v41
+from harness.layouts.formats import PACKED
 from harness.layouts.page import ELEMENT_BYTES, Capability
 from harness.record import KVCache, Resolved
 from tests import geometry
 from tests.geometry import CAPABILITIES, SIZES, deepened, formats, geometries, possible
 
-every_family = pytest.mark.parametrize("family", _FAMILIES)
+every_family = pytest.mark.parametrize(
+    "family", [kind for kind in _FAMILIES if kind not in geometry.WITHOUT_PAGES]
+)
 any_device = st.sampled_from(CAPABILITIES)
 blocks = st.sampled_from([16, 32, 48, 64, 128, 256, 1024])
 few = settings(max_examples=25, deadline=None)
@@ -51,6 +55,20 @@ def test_every_family_has_sizes_that_are_varied(family: str) -> None:
     assert 2 <= len(SIZES[family])
 
 
+@pytest.mark.parametrize("family", geometry.WITHOUT_PAGES)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_a_model_without_a_kv_cache_has_no_page_and_may_have_none(
+    family: str, capability: Capability | None
+) -> None:
+    config = geometry.templates()[family]
+    assert {()} == {
+        expected_pages(config, kind, capability) for _, _, kind in formats(family, capability)
+    }
+    other = seen(expected_pages(geometry.templates()["llama"], "fp8", capability)[0])
+    [line] = compare(config, [other], Resolved("auto", "bfloat16"), capability)
+    assert "of a kind that the model does not have" in line
+
+
 @every_family
 @few
 @given(data=st.data())
@@ -60,10 +78,14 @@ def test_a_block_is_a_whole_number_of_equal_states(family: str, data: st.DataObj
         states, rest = (1, 0) if state(page) else divmod(page.block_size, page.compress_ratio)
         assert (0, 0) == (rest, page.content_bytes % states)
         if page.tail is not None:
+            # A row for a state, or with TurboQuant's slots for each of its heads.
             row = page.tail * ELEMENT_BYTES[page.storage]
-            assert page.content_bytes == states * row
+            packed = layout.rpartition("+")[2] in PACKED
+            heads = page.content_bytes // (states * row) if packed else 1
+            assert page.content_bytes == states * heads * row
         for tokens in page.kernel_blocks:
-            assert page.block_size % tokens or 0 == page.content_bytes * tokens % page.block_size
+            assert 0 == page.block_size % tokens
+            assert 0 == page.content_bytes * tokens % page.block_size
 
 
 @every_family
@@ -79,6 +101,8 @@ def test_padding_is_for_the_alignment_or_for_sharing(family: str, data: st.DataO
         assert page.content_bytes <= page.page_size_bytes
         if family.startswith("deepseek_v4"):
             align = 576 if layout == "packed" else 512
+            # The ring of a compressor lies in no page that another cache has, too.
+            align = 1 if page.kind == deepseek_v41.RING_KIND else align
             assert page.page_size_bytes == -(-page.content_bytes // align) * align
         elif state(page):
             assert {page.page_size_bytes} == (whole or {page.content_bytes})
@@ -172,7 +196,7 @@ def test_twice_the_kv_heads_are_twice_the_bytes_of_a_token(
 def seen(page: Page) -> KVCache:
     """The cache that a page asks for, as a child would tell it."""
     element = ELEMENT_BYTES[page.storage]
-    row = page.tail or 1
+    row, handed = page.tail or 1, max(page.kernel_blocks, default=page.block_size)
     return KVCache(
         kind=page.kind or "Spec",
         role=page.role,
@@ -182,8 +206,9 @@ def seen(page: Page) -> KVCache:
         content_bytes=page.content_bytes,
         dtype=page.storage,
         compress_ratio=page.compress_ratio,
-        shape=(-1, page.content_bytes // (row * element), row),
+        shape=(-1, page.content_bytes * handed // page.block_size // (row * element), row),
         tensor_dtype=page.storage,
+        window=page.window,
     )
 
 
@@ -193,6 +218,7 @@ WRONG: Mapping[str, Any] = {
     "layers": lambda kv: kv.layers + 1,
     "role": lambda kv: f"{kv.role}.other",
     "tensor_dtype": lambda _: "float64",
+    "window": lambda kv: (kv.window or 0) + 1,
     "shape": lambda kv: (*kv.shape[:-1], kv.shape[-1] + 1),
 }
 

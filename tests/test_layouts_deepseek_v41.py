@@ -25,6 +25,7 @@ TEXT: dict[str, Any] = {
     "head_dim": 512,
     "qk_rope_head_dim": 64,
     "index_head_dim": 128,
+    "sliding_window": 128,
     "compress_ratios": [0, 0] + [2] * 18 + [1] * 20,
     "kv_source_layer_ids": [2, 8, 14, 20],
     "index_source_layer_ids": [2, 8, 14, 20, 24, 28, 32, 36],
@@ -150,6 +151,7 @@ def seen(kind: str, role: str, ratio: int, layers: int, block: int, *bytes_: int
         compress_ratio=ratio,
         shape=(-1, 1, states, state // 4 if role == RING else state),
         tensor_dtype=dtype,
+        window=128 if role == SWA else None,
     )
 
 
@@ -178,6 +180,14 @@ def test_a_right_record_is_confirmed_in_any_order() -> None:
 def test_one_off_is_reported(at: int, by: int, field: str) -> None:
     wrong = replace(RIGHT[at], **{field: getattr(RIGHT[at], field) + by})
     assert compare(V41, [*RIGHT[:at], wrong, *RIGHT[at + 1 :]], MEGA, SM100)
+
+
+@every_cache
+@pytest.mark.parametrize("window", [64, 4096])
+def test_another_window_is_reported(at: int, window: int) -> None:
+    wrong = replace(RIGHT[at], window=window)
+    [line] = compare(V41, [*RIGHT[:at], wrong, *RIGHT[at + 1 :]], MEGA, SM100)
+    assert f"window of {window} tokens, must be of" in line
 
 
 @every_cache

@@ -32,7 +32,7 @@ KIMI_STATE = 3 * 3 * 32 * 128 * 2 + 32 * 128 * 128 * 4
 def block(
     config: dict[str, Any],
     layout: str,
-    capability: tuple[int, int],
+    capability: tuple[int, int] | None,
     *backends: str,
     asked: int = 0,
 ) -> int:
@@ -86,7 +86,9 @@ def test_a_block_is_a_multiple_of_what_was_asked_for(tokens: int, asked: int) ->
 
 
 def test_a_cpu_prefers_long_blocks() -> None:
-    assert 128 == block(JAMBA, "bfloat16", None, "CPU_ATTN")  # type: ignore[arg-type]
+    assert 128 == block(JAMBA, "bfloat16", None, "CPU_ATTN")
+    # The least of its multiples of 32 that hold 76 tokens.
+    assert 96 == block(JAMBA, "bfloat16", None, "CPU_ATTN", asked=16)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,7 @@ def nano(backend: str) -> tuple[list[KVCache], Resolved]:
     ("fits", "tokens", "capability"),
     [
         (True, 256, SM100),  # 7424 = 29 x 256
-        (True, 64, SM100),
+        (False, 64, SM100),  # the largest that they take of those that divide it
         (False, 512, SM100),  # it does not divide
         (False, 256, SM120),
         (False, 256, SM90),
@@ -144,7 +146,11 @@ def test_a_kernel_that_takes_any_block_is_handed_the_whole(tokens: int) -> None:
 
 
 def test_one_head_a_key_has_no_large_pages() -> None:
-    assert Kernel((16, 32, 64)) == kernel_of("FLASHINFER", SM100, 128, 1)
+    config = {"num_attention_heads": 8, "num_key_value_heads": 8}
+    small = Kernel((16, 32, 64))
+    assert small == kernel_of(config, SM100, "FLASHINFER")
+    assert small == kernel_of({"num_attention_heads": 8}, SM100, "FLASHINFER")
+    assert small != kernel_of(config | {"num_key_value_heads": 4}, SM100, "FLASHINFER")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +160,8 @@ def test_one_head_a_key_has_no_large_pages() -> None:
         (False, 64, "CUTLASS_MLA"),
         (True, 64, "FLASHMLA"),
         (False, 128, "FLASHMLA"),
-        (True, 32, "FLASHINFER_MLA"),
+        (True, 64, "FLASHINFER_MLA"),
+        (False, 32, "FLASHINFER_MLA"),
         (True, 1920, "TRITON_MLA"),
     ],
 )
@@ -180,6 +187,9 @@ LLAMA: dict[str, Any] = {
     ("fits", "tokens", "backend", "capability"),
     [
         (True, 64, "FLASHINFER", SM90),
+        (False, 128, "FLASHINFER", SM90),
+        (False, 32, "FLASHINFER", SM90),
+        (False, 64, "FLASHINFER", SM100),
         (False, 64, "FLASH_ATTN", SM90),
         (True, 128, "FLASH_ATTN", SM90),
         (False, 8, "FLASHINFER", SM90),

@@ -154,23 +154,56 @@ def test_arithmetic_can_be_read() -> None:
 def test_a_right_record_is_confirmed_at_any_block_size(
     name: str, storage: str, token: int, tail: int, block: int
 ) -> None:
-    right = latent(78, block, token, tail, storage)
+    # Both lie in one pool, whose blocks are handed out as DeepGEMM takes them.
+    tokens = min(block, 64)
+    right = handed(latent(78, block, token, tail, storage), tokens)
     # vLLM's MLA layers do not say what they store: the tensor does.
     for said in (storage, None):
         resolved = Resolved(name, said)
-        assert [] == compare(GLM5, [right, key(78, block)], resolved, SM100)
-        assert [] == compare(GLM52, [right, key(21, block)], resolved, SM100)
+        for config, layers in [(GLM5, 78), (GLM52, 21)]:
+            kv = [right, handed(key(layers, block), tokens)]
+            assert [] == compare(config, kv, resolved, SM100)
 
 
-def test_a_large_block_may_be_handed_to_the_kernels_in_parts() -> None:
-    big, index = latent(61, 128, PACKED, 656, "uint8"), key(61, 128)
-    parts = [replace(one, shape=(-1, 1, 64, (one.shape or ())[-1])) for one in (big, index)]
-    assert [] == compare(V32, parts, PACKED_AS_BYTES, SM120)
-    for at, rows in [(0, 48), (0, 16), (1, 32), (1, 16)]:
-        wrong = list(parts)
-        wrong[at] = replace(parts[at], shape=(-1, 1, rows, (parts[at].shape or ())[-1]))
-        [line] = compare(V32, wrong, PACKED_AS_BYTES, SM120)
+def handed(cache: KVCache, tokens: int) -> KVCache:
+    """`cache` with the tensor of a kernel whose blocks have so many tokens."""
+    return replace(cache, shape=(-1, 1, tokens, (cache.shape or ())[-1]))
+
+
+@pytest.mark.parametrize(
+    ("backend", "block", "tokens"),
+    [
+        ("FLASHMLA", 128, 64),
+        ("FLASHMLA", 64, 64),
+        ("FLASHINFER_MLA", 128, 64),
+        ("FLASHINFER_MLA", 96, 32),
+        ("FLASHINFER_MLA", 32, 32),
+        ("TOKENSPEED_MLA", 128, 64),
+        ("CUTLASS_MLA", 256, 128),
+        ("FLASH_ATTN_MLA", 128, 128),
+        ("TRITON_MLA", 128, 128),
+        ("CPU_MLA", 128, 16),
+    ],
+)
+def test_a_large_block_is_handed_to_the_kernels_in_parts(
+    backend: str, block: int, tokens: int
+) -> None:
+    """The largest that they take of those that divide it, the whole where they take that."""
+    resolved = Resolved("fp8", "uint8", selected=backend)
+    big = latent(61, block, FP8, 576, "uint8")
+    assert [] == compare(V3, [handed(big, tokens)], resolved, SM100, block)
+    for other in {16, 32, 48, 64, 128, 256} - {tokens}:
+        [line] = compare(V3, [handed(big, other)], resolved, SM100, block)
         assert "bytes of a block of the tensor" in line
+
+
+def test_the_indexers_keys_are_handed_out_by_64_and_the_latent_vectors_with_them() -> None:
+    big, keys = latent(61, 128, PACKED, 656, "uint8"), key(61, 128)
+    assert [] == compare(V32, [handed(big, 64), handed(keys, 64)], PACKED_AS_BYTES, SM120)
+    for other in (16, 32, 128):
+        lines = compare(V32, [handed(big, other), handed(keys, other)], PACKED_AS_BYTES, SM120)
+        assert 2 == len(lines)
+        assert all("bytes of a block of the tensor" in line for line in lines)
 
 
 RIGHT = latent(61, 64, PACKED, 656, "uint8")

@@ -73,7 +73,12 @@ FULL, SLIDING, CHUNKED = "FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocal
 
 
 def seen(
-    kind: str, layers: int, heads: int, head_dim: int, role: str = "self_attn.attn"
+    kind: str,
+    layers: int,
+    heads: int,
+    head_dim: int,
+    window: int | None = None,
+    role: str = "self_attn.attn",
 ) -> KVCache:
     """A right cache in bfloat16, 16 tokens a block."""
     page = 16 * 2 * heads * head_dim * 2
@@ -87,18 +92,22 @@ def seen(
         dtype="bfloat16",
         shape=(-1, heads, 16, 2 * head_dim),
         tensor_dtype="bfloat16",
+        window=window,
     )
 
 
 RIGHT: dict[str, tuple[dict[str, Any], list[KVCache]]] = {
     "gpt-oss": (
         GPT_OSS,
-        [seen(SLIDING, 12, 8, 64, "attn.attn"), seen(FULL, 12, 8, 64, "attn.attn")],
+        [
+            seen(SLIDING, 12, 8, 64, 128, role="attn.attn"),
+            seen(FULL, 12, 8, 64, role="attn.attn"),
+        ],
     ),
     # Layers 6, 12, 18 and 24 of 26.
-    "gemma3": (GEMMA, [seen(SLIDING, 22, 1, 256), seen(FULL, 4, 1, 256)]),
-    "llama4": (LLAMA4, [seen(CHUNKED, 36, 8, 128), seen(FULL, 12, 8, 128)]),
-    "mistral": (MISTRAL, [seen(SLIDING, 32, 8, 128)]),
+    "gemma3": (GEMMA, [seen(SLIDING, 22, 1, 256, 512), seen(FULL, 4, 1, 256)]),
+    "llama4": (LLAMA4, [seen(CHUNKED, 36, 8, 128, 8192), seen(FULL, 12, 8, 128)]),
+    "mistral": (MISTRAL, [seen(SLIDING, 32, 8, 128, 4096)]),
     "minimax-m2": (MINIMAX, [seen(FULL, 62, 8, 128)]),
 }
 every_model = pytest.mark.parametrize("model", RIGHT)
@@ -235,7 +244,8 @@ def test_a_wrong_fact_in_the_oracle_is_reported(
 ) -> None:
     config, kv = RIGHT[model]
     # Where config and family agree the family alone must do.
-    config = config | {"layer_types": None, "sliding_window_pattern": None, "sliding_window": 128}
+    config = {"sliding_window": 128} | config
+    config |= {"layer_types": None, "sliding_window_pattern": None}
     assert [] == compare(config, kv, AUTO, SM90)
     before = getattr(windowed, name)
     monkeypatch.setattr(windowed, name, before | wrong if isinstance(wrong, dict) else wrong)
@@ -243,11 +253,27 @@ def test_a_wrong_fact_in_the_oracle_is_reported(
 
 
 @models_with_windows
+@pytest.mark.parametrize("by", [1, -1])
+def test_another_window_than_the_configs_is_one_line(model: str, by: int) -> None:
+    config, (kv, *rest) = RIGHT[model]
+    assert kv.window is not None
+    [line] = compare(config, [replace(kv, window=kv.window + by), *rest], AUTO, SM90)
+    assert f"window of {kv.window + by} tokens, must be of {kv.window} tokens" in line
+
+
+@models_with_windows
+def test_a_window_that_forgets_nothing_is_one_line(model: str) -> None:
+    config, (kv, *rest) = RIGHT[model]
+    [line] = compare(config, [replace(kv, window=None), *rest], AUTO, SM90)
+    assert f"window of all tokens, must be of {kv.window} tokens" in line
+
+
+@models_with_windows
 def test_without_its_window_a_model_is_full_attention(model: str) -> None:
     """Mistral 7B v0.2 on says so: `"sliding_window": null`."""
     config, kv = RIGHT[model]
     config = config | {"sliding_window": None, "attention_chunk_size": None}
-    whole = replace(kv[0], kind=FULL, layers=sum(one.layers for one in kv))
+    whole = replace(kv[0], kind=FULL, window=None, layers=sum(one.layers for one in kv))
     assert [] == compare(config, [whole], AUTO, SM90)
 
 
@@ -334,6 +360,7 @@ TYPES = {
     "chunked_attention": CHUNKED,
     "full_attention": FULL,
 }
+KEPT = {"sliding_attention": 1024, "chunked_attention": 8192}
 patterns = st.lists(st.sampled_from(sorted(TYPES)), min_size=1, max_size=80)
 
 
@@ -346,7 +373,10 @@ def with_layers(types: list[str]) -> dict[str, Any]:
 def test_any_pattern_is_confirmed_and_one_other_layer_is_reported(
     types: list[str], data: st.DataObject
 ) -> None:
-    kv = [seen(TYPES[kind], types.count(kind), 8, 128) for kind in dict.fromkeys(types)]
+    kv = [
+        seen(TYPES[kind], types.count(kind), 8, 128, KEPT.get(kind))
+        for kind in dict.fromkeys(types)
+    ]
     assert [] == compare(with_layers(types), kv, AUTO, SM90)
     at = data.draw(st.integers(0, len(types) - 1))
     other = data.draw(st.sampled_from(sorted(TYPES.keys() - {types[at]})))

@@ -74,6 +74,7 @@ def test_heads_that_do_not_divide_confirm_nothing() -> None:
         ("nemotron-h", {"mamba_num_heads": 128 // 2, "n_groups": 8 // 2}),
         ("qwen3-next", {"linear_num_key_heads": 16 // 2, "linear_num_value_heads": 32 // 2}),
         ("mamba2", {"num_heads": 128 // 2, "n_groups": 8 // 2}),
+        ("whisper", {"d_model": 1280 // 2, "decoder_attention_heads": 20 // 2}),
     ],
 )
 def test_what_two_ranks_divide(key: str, numbers: dict[str, int]) -> None:
@@ -92,7 +93,8 @@ def test_every_rank_keeps_the_latent_vector_whole(key: str) -> None:
 def test_one_head_each_where_the_config_counts_none_for_keys() -> None:
     """Heads keep their width though there are fewer of them."""
     config = {"num_attention_heads": 16, "hidden_size": 2048}
-    assert rank.of(config, 4) == config | {"num_key_value_heads": 4, "head_dim": 128}
+    mine = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 128}
+    assert rank.of(config, 4) == config | mine
 
 
 V3_LATENT = KVCache(

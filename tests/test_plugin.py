@@ -39,7 +39,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--device", "cpu", "--depth", "plan"], ["plan", "cpu", "warmup", "generate"]),
         (["--isolation", "frok"], ["'frok'", "fork", "spawn"]),
         (["--device", "cpu", "--model-runner", "v3"], ["'v3'", "v1", "v2"]),
-        (["--model-runner", "v2"], ["v2", "virtual:h200"]),
+        (
+            ["--device", "cpu", "--tensor-parallel-size", "2"],
+            ["--tensor-parallel-size 2", "virtual"],
+        ),
         (["--engine", "0.24.0"], ["0.24.0", "0.27", "0.33"]),
         (["--engine", "curent"], ["'curent'", "current", "kvmatrix engines"]),
         (["--depth", "alocate"], ["'alocate'", "allocate"]),

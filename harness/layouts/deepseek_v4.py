@@ -113,24 +113,37 @@ def _pages(
     ratios = _ratios(config)
     head, index_head = count(config, "head_dim"), count(config, "index_head_dim")
     latent = latent_state(head, count(config, "qk_rope_head_dim"), layout)
-    pages = [page_of("attn.swa_cache", 1, len(ratios), _SWA_BLOCK, latent, align)]
+    window = count(config, "sliding_window")
+    pages = [page_of("attn.swa_cache", 1, len(ratios), _SWA_BLOCK, latent, align, window)]
     for ratio, how in _COMPRESSORS.items():
-        layers = ratios.count(ratio)
+        # A token waits for the windows that it belongs to.
+        layers, waits = ratios.count(ratio), how.vectors * ratio
         state = compressor_state(head, how.vectors)
         pages += [
             page_of("attn", ratio, layers, _MAIN_BLOCK, latent, align),
-            page_of("attn.compressor.state_cache", 1, layers, how.block, state, align),
+            page_of("attn.compressor.state_cache", 1, layers, how.block, state, align, waits),
         ]
         if how.indexer:
             key, state = indexer_key(index_head), compressor_state(index_head, how.vectors)
             pages += [
                 page_of("attn.indexer.k_cache", ratio, layers, _MAIN_BLOCK, key, align),
-                page_of("attn.indexer.compressor.state_cache", 1, layers, how.block, state, align),
+                page_of(
+                    *("attn.indexer.compressor.state_cache", 1, layers, how.block),
+                    *(state, align, waits),
+                ),
             ]
     return tuple(page for page in pages if page.layers)
 
 
-def page_of(role: str, ratio: int, layers: int, block: int, state: State, align: int) -> Page:
+def page_of(
+    role: str,
+    ratio: int,
+    layers: int,
+    block: int,
+    state: State,
+    align: int,
+    window: int | None = None,
+) -> Page:
     """`layers` caches of a state for every `ratio` of `block` tokens; pages in steps of `align`."""
     states = block // ratio
     content = states * state.size
@@ -148,6 +161,7 @@ def page_of(role: str, ratio: int, layers: int, block: int, state: State, align:
         arithmetic=f"{states} states x {state.size} B ({state.sum}) = {content}{padding}",
         tail=state.tail,
         storage=state.storage,
+        window=window,
     )
 
 

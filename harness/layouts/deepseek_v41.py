@@ -98,7 +98,9 @@ def _pages(
     key, ring = indexer_key(count(text, "index_head_dim")), compressor_state(head, _VECTORS)
     window, latent = _window(head, rope, layout), _latent(head, rope, layout)
     layers = count(text, "num_hidden_layers")
-    pages = [_kept(SWA_KIND, page_of("attn.swa_cache", 1, layers, _SWA_BLOCK, window, align))]
+    last = count(text, "sliding_window")
+    swa = page_of("attn.swa_cache", 1, layers, _SWA_BLOCK, window, align, last)
+    pages = [_kept(SWA_KIND, swa)]
     sources = _source_ratios(text, layers)
     for ratio in sorted(set(sources)):
         of = sources.count(ratio)

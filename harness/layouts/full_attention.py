@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from harness.errors import UsageError
 from harness.layouts.formats import FORMATS, PACKED, Packed
-from harness.layouts.kernels import kernels_of, parts
+from harness.layouts.kernels import UNSAID, handed, kernels_of
 from harness.layouts.page import (
     Blocks,
     Capability,
@@ -26,9 +26,6 @@ ROLE = "self_attn.attn"
 
 KIND = "FullAttentionSpec"
 """vLLM's name for a cache that keeps every token."""
-
-PACKED_KERNEL_BLOCKS = (16, 32, 64, 128)
-"""Tokens of a block to TurboQuant's kernels."""
 
 KEPT_AT_EACH_END = 2
 """Attention layers at either end that stay in the model's own dtype under a format of
@@ -133,8 +130,8 @@ def of_blocks(
     """`keys_and_values` in blocks that kernels may be handed in parts, where a long one was asked
     for."""
     page = keys_and_values(config, layout, blocks.size, layers)
-    handed = parts(kernels_of(config, capability, blocks.backends))
-    return replace(page, kernel_blocks=page.kernel_blocks + handed)
+    kernels = kernels_of(config, capability, blocks.backends)
+    return replace(page, kernel_blocks=handed(kernels, blocks.size) or page.kernel_blocks)
 
 
 def keys_and_values(config: Config, layout: str, block_size: int, layers: int) -> Page:
@@ -159,7 +156,7 @@ def keys_and_values(config: Config, layout: str, block_size: int, layers: int) -
         tail=stored.pair(head_dim) if packed else None,
         storage=stored.elements[0],
         also=stored.elements[1:],
-        kernel_blocks=PACKED_KERNEL_BLOCKS if packed else (),
+        kernel_blocks=handed([UNSAID], block_size) if packed else (),
         kind=KIND,
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from harness.layouts.page import Capability, Config
+from harness.layouts.page import Capability, Config, NoLayout
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ _KERNELS: Mapping[str, Kernel] = MappingProxyType(
     }
 )
 
-_FA4_WIDE = Kernel((128,))
+_FA4_PAGES = Kernel((128,))
 """FlashAttention 4's kernel for heads of 256 on Blackwell: pages of 128 tokens and no other."""
 
 _FA4_BACKENDS = ("FLASH_ATTN", "TRITON_FLASH_ATTN")
-_FA4_WIDE_HEAD, _FA4_WIDE_MAJORS = 256, (10, 11)
+_FA4_WIDE, _FA4_WIDE_MAJORS = 256, (10, 11)
 
 _TRTLLM_GEN = Kernel((16, 32, 64, 128, 256, 512, 1024))
 """FlashInfer's kernels on SM10x, where several heads share a key: they take large pages, too."""
@@ -71,35 +71,50 @@ UNSAID = Kernel((16, 32, 64))
 """Where no backend is named: what most take."""
 
 
-def kernel_of(
-    backend: str, capability: Capability | None, head_dim: int, heads_per_kv_head: int
-) -> Kernel | None:
-    """What `backend`, by its `get_name()`, takes on a device; None where it is not written down."""
+def kernel_of(config: Config, capability: Capability | None, backend: str) -> Kernel | None:
+    """What `backend`, by its `get_name()`, takes on a device of a model's keys and values, or
+    latent vectors; None where it is not written down."""
     major = capability[0] if capability else None
-    if backend in _FA4_BACKENDS and head_dim == _FA4_WIDE_HEAD and major in _FA4_WIDE_MAJORS:
-        return _FA4_WIDE
-    if backend == "FLASHINFER" and major == _TRTLLM_GEN_MAJOR and heads_per_kv_head > 1:
+    if backend in _FA4_BACKENDS and major in _FA4_WIDE_MAJORS and _head_dim(config) == _FA4_WIDE:
+        return _FA4_PAGES
+    if backend == "FLASHINFER" and major == _TRTLLM_GEN_MAJOR and _heads_share_keys(config):
         return _TRTLLM_GEN
     return _KERNELS.get(backend)
+
+
+def _head_dim(config: Config) -> int | None:
+    dim: int | None = config.get("attention_head_dim") or config.get("head_dim")
+    return dim
+
+
+def _heads_share_keys(config: Config) -> bool:
+    heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    return heads is not None and kv_heads is not None and heads > kv_heads
 
 
 def kernels_of(
     config: Config, capability: Capability | None, backends: Iterable[str]
 ) -> list[Kernel]:
-    """What each of `backends` takes of a model's keys and values, or latent vectors; those that are
-    not written down are left out."""
-    heads = config.get("num_attention_heads") or 1
-    shared = heads // (config.get("num_key_value_heads") or heads)
-    head_dim = config.get("attention_head_dim") or config.get("head_dim") or 0
-    found = (kernel_of(name, capability, head_dim, shared) for name in backends)
+    """`kernel_of` of each of `backends`; those that are not written down are left out."""
+    found = (kernel_of(config, capability, name) for name in backends)
     return [kernel for kernel in found if kernel is not None]
 
 
-def parts(kernels: Iterable[Kernel]) -> tuple[int, ...]:
-    """Tokens of the blocks that a larger one may be handed out in: a kernel that takes any multiple
-    is handed the whole."""
-    fixed = {tokens for kernel in kernels if not kernel.multiples for tokens in kernel.tokens}
-    return tuple(sorted(fixed))
+def handed(kernels: Iterable[Kernel], block: int) -> tuple[int, ...]:
+    """Tokens of the blocks that `kernels` are handed for one of `block`: the whole where they take
+    it, or else the largest of theirs that it is a multiple of. () where no kernel is known;
+    NoLayout where one takes neither."""
+    found: set[int] = set()
+    for kernel in kernels:
+        fitting = {tokens for tokens in kernel.tokens if block % tokens == 0}
+        if kernel is UNSAID:
+            found |= {block, *fitting}
+        elif not fitting:
+            sizes = " or ".join(map(str, kernel.tokens))
+            raise NoLayout(f"a block of {block} tokens is none of {sizes}, nor a multiple")
+        else:
+            found.add(block if kernel.multiples else max(fitting))
+    return tuple(sorted(found))
 
 
 def common(kernels: Sequence[Kernel], asked: int) -> int:

@@ -7,13 +7,14 @@ caller's; what a token costs is the format's definition.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from harness.errors import UsageError
 from harness.layouts.formats import ALIKE, FORMATS
 from harness.layouts.full_attention import format_of
+from harness.layouts.kernels import Kernel, handed, kernels_of
 from harness.layouts.page import (
     ELEMENT_BYTES,
     Blocks,
@@ -46,9 +47,8 @@ _INDEX_PER_SCALE = 128
 _BF16_SINCE = (8, 0)
 """The first compute capability with bfloat16 arithmetic: float16 is as wide."""
 
-_KERNEL_BLOCKS, _INDEX_KERNEL_BLOCKS = (32, 64, 128), (64,)
-"""Tokens of a page to MLA's kernels (FlashInfer 32 or 64, FlashMLA 64, CUTLASS 128), and to
-DeepGEMM's logits: a larger block is handed to them in parts."""
+_INDEX_KERNEL = Kernel((64,))
+"""DeepGEMM's logits: a larger block is handed to them in parts."""
 
 _NVFP4_MAJOR = 10
 """The compute capability that FlashMLA defines nvfp4_ds_mla for (its pull request 18). A name alone
@@ -160,16 +160,17 @@ def _defined(layout: str, capability: Capability | None) -> None:
         raise UnknownLayout(f"nvfp4_ds_mla is written down for SM{_NVFP4_MAJOR}x only")
 
 
-def _latent(config: Config, layout: str, capability: Capability | None, block_size: int) -> Page:
+def _latent(config: Config, layout: str, capability: Capability | None, blocks: Blocks) -> Page:
     if layout not in (*_PLAIN, *_RECORDS):
         raise UnknownLayout(f"MLA has no layout {layout!r}: {', '.join((*_PLAIN, *_RECORDS))}")
     _defined(layout, capability)
     layers = count(config, "num_hidden_layers")
-    return _page(ROLE, layers, block_size, _vector(config, layout), _KERNEL_BLOCKS)
+    kernels = kernels_of(config, capability, blocks.backends)
+    return _page(ROLE, layers, blocks.size, _vector(config, layout), kernels)
 
 
 def _page(
-    role: str, layers: int, block_size: int, vector: _Vector, kernel_blocks: tuple[int, ...]
+    role: str, layers: int, block_size: int, vector: _Vector, kernels: Sequence[Kernel]
 ) -> Page:
     if block_size < 1:
         raise NoLayout(f"a block of {block_size} tokens holds nothing")
@@ -185,7 +186,7 @@ def _page(
         tail=vector.tail,
         storage=vector.elements[0],
         also=vector.elements[1:],
-        kernel_blocks=kernel_blocks,
+        kernel_blocks=handed(kernels, block_size),
         kind=KIND,
     )
 
@@ -193,16 +194,20 @@ def _page(
 def _dense(
     config: Config, layout: str, capability: Capability | None, blocks: Blocks
 ) -> tuple[Page, ...]:
-    return (_latent(config, layout, capability, blocks.size),)
+    return (_latent(config, layout, capability, blocks),)
 
 
 def _sparse(
     config: Config, layout: str, capability: Capability | None, blocks: Blocks
 ) -> tuple[Page, ...]:
-    latent = _latent(config, layout, capability, blocks.size)
+    latent = _latent(config, layout, capability, blocks)
     layers = _indexers(config)
-    key = _page(KEY_ROLE, layers, blocks.size, _index_key(config), _INDEX_KERNEL_BLOCKS)
-    return (latent, key) if key.layers else (latent,)
+    if not layers:
+        return (latent,)
+    kernels = [_INDEX_KERNEL] if blocks.size % _INDEX_KERNEL.least == 0 else []
+    key = _page(KEY_ROLE, layers, blocks.size, _index_key(config), kernels)
+    # Both lie in one pool, so that the latent vectors are handed out as the keys must be.
+    return replace(latent, kernel_blocks=key.kernel_blocks), key
 
 
 # ---- Which layers have an indexer: the others use the selection of the one before ---------------

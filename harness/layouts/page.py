@@ -59,13 +59,16 @@ class Page:
     also: tuple[str, ...] = ()
     """Other element types that hold the same bytes."""
     kernel_blocks: tuple[int, ...] = ()
-    """Tokens of the blocks that a kernel may split a large block into, so that the tensor has
-    several of its own for each; () where a block must be whole."""
+    """Tokens of a block of the tensor, any of these: a kernel may be handed a large block in parts.
+    () where blocks must be whole."""
     kind: str | None = None
     """What keeps it, as `KVCache.kind`: a window that is kept in full costs more blocks, not bigger
     ones. None where any kind will do."""
     with_padding: bool = False
     """True where the tensor may hold the padding behind the content, too."""
+    window: int | None = None
+    """Tokens of a sequence that are kept, as in `KVCache.window`; None where all are, or where a
+    state or a ring has a size of its own."""
 
 
 @dataclass(frozen=True)

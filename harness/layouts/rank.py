@@ -16,8 +16,10 @@ _DIVIDED = (
     # Mamba 2, by its models' names for it; gated delta net; KDA's lies in `linear_attn_config`.
     *("mamba_num_heads", "mamba_n_heads", "num_heads"),
     *("linear_num_key_heads", "linear_num_value_heads"),
-    # Encoder-decoder models, whose heads all have keys and values of their own.
-    *("encoder_attention_heads", "decoder_attention_heads"),
+    # Encoder-decoder models, whose heads all have keys and values of their own, and are together
+    # as wide as the model.
+    "d_model",
+    *("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads"),
 )
 """Numbers of heads that every rank has an equal share of."""
 

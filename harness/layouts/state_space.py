@@ -18,7 +18,7 @@ from types import MappingProxyType
 from harness.layouts import state_layers
 from harness.layouts.formats import ALIKE
 from harness.layouts.full_attention import format_of, keys_and_values
-from harness.layouts.kernels import UNSAID, Kernel, common, kernels_of, parts
+from harness.layouts.kernels import UNSAID, Kernel, common, handed, kernels_of
 from harness.layouts.page import (
     Blocks,
     Capability,
@@ -205,7 +205,9 @@ def _pages(
         how = f"{page.arithmetic}; {block} is {why}"
         # Made large for the states, it is handed to the kernels in parts.
         attention = [
-            replace(page, role=model.attention, arithmetic=how, kernel_blocks=parts(kernels))
+            replace(
+                page, role=model.attention, arithmetic=how, kernel_blocks=handed(kernels, block)
+            )
         ]
         text += f", up to the attention page {padded}"
     elif block < 1:

@@ -102,9 +102,9 @@ def _pages(
         page = of_blocks(config, layout, capability, blocks, types.count(kind))
         window = _WINDOWS.get(kind)
         if window is not None:
-            kept = window.kept.format(count(config, window.size))
-            text = f"{page.arithmetic}, for {kept}"
-            page = replace(page, kind=window.kind, arithmetic=text)
+            tokens = count(config, window.size)
+            text = f"{page.arithmetic}, for {window.kept.format(tokens)}"
+            page = replace(page, kind=window.kind, window=tokens, arithmetic=text)
         pages.append(replace(page, role=role))
     return tuple(pages)
 
