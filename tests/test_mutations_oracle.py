@@ -59,7 +59,7 @@ EXEMPT = {
     "deepseek_v41._pages: 1 in `page_of('attn.compressor.state_cache', 1, "
     "pooled, _RING_BLOC…` (2)": "a ring of 32768 B is a multiple of 2, too",
     "deepseek_v41._main_block: 128 in `[128 for backend in blocks.backends if "
-    "backend.startswith('F…`": "tells on Hopper only, where vLLM 0.33.0 fails: the module's own tests",
+    "backend.startswith('F…`": "tells on Hopper only, where vLLM 0.33.0 fails",
     "deepseek_v41._main_block: 0 in `blocks.asked % least == 0`": (
         "vLLM 0.33.0 starts with none that is longer than the least: the module's own tests"
     ),
