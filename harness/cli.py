@@ -257,11 +257,18 @@ def models() -> list[dict[str, Any]]:
             "key": model.key,
             "model_type": model.config.get("model_type"),
             "layers": _layers(model.config),
-            "kv": None if (names := kind_names(model.config)) is None else list(names),
+            "kv": _kinds(model),
             "path": str(model.path),
         }
         for model in plan.models(plan.MODELS)
     ]
+
+
+def _kinds(model: plan.Model) -> list[str] | None:
+    names = kind_names(model.config)
+    if names is None:
+        return None
+    return [*names, *(["MTP layers"] if model.start.drafts else [])]
 
 
 def _layers(config: Mapping[str, Any]) -> int | None:

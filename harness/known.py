@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from fnmatch import fnmatchcase
@@ -27,7 +27,7 @@ LIMIT = 1000
 """Patterns that one word of `cells` may expand to."""
 
 _REQUIRED = ("name", "cells", "verdict", "signature", "link", "since", "expires", "reason")
-_OPTIONAL = ("engines", "devices", "reproduce")
+_OPTIONAL = ("engines", "python", "devices", "reproduce")
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ class Known:
     reason: str
     engines: str = ""
     """Version specifiers such as `>=0.30,<0.34`; empty means every engine."""
+    python: str = ""
+    """Version specifiers of the engine's Python, such as `<3.12`; empty means every Python."""
     devices: tuple[str, ...] = ()
     """Device SPECs (fnmatch) or capabilities such as `sm90`; empty means every device."""
     reproduce: str = ""
@@ -95,11 +97,8 @@ def _entry(raw: Any, where: str) -> Known:
             raise UsageError(f"{where}: {key} {raw[key]!r} is not a date such as 2026-12-01")
     if raw["since"] > raw["expires"]:
         raise UsageError(f"{where}: since {raw['since']} is after expires {raw['expires']}")
-    engines = str(raw.get("engines", ""))
-    try:
-        SpecifierSet(engines)
-    except InvalidSpecifier:
-        raise UsageError(f"{where}: engines {engines!r} is not like '>=0.30,<0.34'") from None
+    engines = _specifiers(raw, "engines", ">=0.30,<0.34", where)
+    python = _specifiers(raw, "python", "<3.12", where)
     link = str(raw["link"])
     if link == UNREPORTED:
         if not raw.get("reproduce"):
@@ -116,9 +115,19 @@ def _entry(raw: Any, where: str) -> Known:
         expires=raw["expires"],
         reason=str(raw["reason"]).strip(),
         engines=engines,
+        python=python,
         devices=_words(raw.get("devices", []), f"{where}: devices"),
         reproduce=str(raw.get("reproduce", "")).strip(),
     )
+
+
+def _specifiers(raw: Mapping[str, Any], key: str, such_as: str, where: str) -> str:
+    text = str(raw.get(key, ""))
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier:
+        raise UsageError(f"{where}: {key} {text!r} is not like {such_as!r}") from None
+    return text
 
 
 def _patterns(words: tuple[str, ...], where: str) -> tuple[str, ...]:
@@ -151,11 +160,16 @@ def relevant(entries: Iterable[Known], starts: Iterable[Start]) -> tuple[Known, 
 
 
 def _of_engine(entry: Known, version: str) -> bool:
-    """True where `entry` speaks of a vLLM version; one that is no version is in no range."""
-    if not entry.engines:
+    """True where `entry` speaks of a vLLM version."""
+    return _within(entry.engines, version)
+
+
+def _within(specifiers: str, version: str) -> bool:
+    """True for any version where there are no specifiers; what is no version is in no range."""
+    if not specifiers:
         return True
     try:
-        return SpecifierSet(entry.engines).contains(Version(version), prereleases=True)
+        return SpecifierSet(specifiers).contains(Version(version), prereleases=True)
     except InvalidVersion:
         return False
 
@@ -183,9 +197,18 @@ def find(
     version: str,
     device: str,
     capability: tuple[int, int] | None,
+    python: str = "",
 ) -> Known | None:
-    """The entry that speaks of a cell. UsageError where two do."""
-    speaking = [e for e in entries if _speaks(e, case_id, version, device, capability)]
+    """The entry that speaks of a cell. UsageError where two do.
+
+    `python` is "" where the engine's is not known: then entries speak whatever Python they are for.
+    """
+    speaking = [
+        entry
+        for entry in entries
+        if _speaks(entry, case_id, version, device, capability)
+        and (not python or _within(entry.python, python))
+    ]
     if len(speaking) > 1:
         names = " and ".join(repr(entry.name) for entry in speaking)
         raise UsageError(f"cases/known.yaml: {names} both speak of {case_id} on {device}")

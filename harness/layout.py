@@ -117,16 +117,18 @@ def compare(
     resolved: Resolved,
     capability: Capability | None,
     asked: int = 0,
+    longest: int = 0,
 ) -> list[str]:
     """One line per disagreement between what was seen and what must be; [] means confirmed.
 
-    `asked` is the block size that the caller passed, in tokens; 0 where none was.
+    `asked` is the block size that the caller passed, in tokens; 0 where none was. `longest` is the
+    longest sequence, in tokens; 0 where it was not seen.
 
     Tensors are looked at only where they were seen (`KVCache.shape`). Raises as `expected_pages`;
     a resolved dtype that is no layout is a disagreement.
     """
     try:
-        found = matches(config, kv, resolved, capability, asked)
+        found = matches(config, kv, resolved, capability, asked, longest)
     except NoLayout as error:
         return [str(error)]
     return [line for match in found for line in match.lines]
@@ -165,15 +167,17 @@ def matches(
     resolved: Resolved,
     capability: Capability | None,
     asked: int = 0,
+    longest: int = 0,
 ) -> tuple[Match, ...]:
     """Each cache that was seen with its page, then each page whose layers do not add up.
 
-    `asked` as in `compare`. Raises as `expected_pages`, and NoLayout for a resolved dtype that is
-    no layout.
+    `asked` and `longest` as in `compare`. Raises as `expected_pages`, and NoLayout for a resolved
+    dtype that is no layout.
     """
     layout = layout_of(config, resolved.kv_cache_dtype, resolved.storage_dtype, capability)
     backends = tuple(resolved.selected.split("+")) if resolved.selected else ()
-    pages = expected_pages(config, layout, capability, Blocks(_block_size(kv), asked, backends))
+    blocks = Blocks(_block_size(kv), asked, backends, _sequence(kv, longest))
+    pages = expected_pages(config, layout, capability, blocks)
     found: list[Match] = []
     layers = [0] * len(pages)
     for cache in kv:
@@ -197,6 +201,12 @@ def _block_size(kv: Sequence[KVCache]) -> int:
     for cache in kv:
         layers[cache.block_size] += cache.layers
     return layers.most_common(1)[0][0] if layers else DEFAULT_BLOCK_SIZE
+
+
+def _sequence(kv: Sequence[KVCache], longest: int) -> int:
+    """`Blocks.sequence`: the longest sequence, else the block that the states have."""
+    whole = [cache.block_size for cache in kv if cache.state_mode == "none"]
+    return (longest or max(whole)) if whole else 0
 
 
 def _layers(count: int) -> str:
@@ -235,8 +245,9 @@ def _differences(cache: KVCache, page: Page) -> Iterator[str]:
         ("window", _window(cache.window), _window(page.window)),
     ]
     if cache.shape is not None:
-        if page.tail is not None:
-            facts.append(("last dimension of the tensor", (cache.shape or (None,))[-1], page.tail))
+        tail = (cache.shape or (None,))[-1]
+        if page.tail is not None and not (page.with_padding and tail == page.page_size_bytes):
+            facts.append(("last dimension of the tensor", tail, page.tail))
         if cache.tensor_dtype not in page.also:
             facts.append(("element type of the tensor", cache.tensor_dtype, page.storage))
         if (seen := _block_bytes(cache)) not in (sizes := _block_sizes(page)):
@@ -253,7 +264,8 @@ def _window(tokens: int | None) -> str:
 def _block_sizes(page: Page) -> list[int]:
     """Bytes that one block of the tensor may have."""
     handed = page.kernel_blocks or (page.block_size,)
-    return [page.content_bytes * tokens // page.block_size for tokens in handed]
+    sizes = [page.content_bytes * tokens // page.block_size for tokens in handed]
+    return sizes + ([page.page_size_bytes] if page.with_padding else [])
 
 
 def _block_bytes(cache: KVCache) -> int | None:

@@ -39,6 +39,7 @@ class Oracle:
                     record.resolved,
                     record.capability,
                     record.block_size,
+                    _longest(record),
                 )
             ]
         except layout.UnknownLayout as error:
@@ -58,6 +59,7 @@ class Oracle:
                 record.resolved,
                 record.capability,
                 record.block_size,
+                _longest(record),
             )
         )
 
@@ -65,6 +67,11 @@ class Oracle:
         """The configs whose pages there must be on this rank, and whether it is the drafter's."""
         config = rank.of(self.config, record.tensor_parallel_size)
         return [(config, False), *([(drafter.of(config), True)] if self.drafts else [])]
+
+
+def _longest(record: Record) -> int:
+    """Tokens of the longest sequence; 0 where it was not seen."""
+    return 0 if record.capacity is None else record.capacity.max_model_len
 
 
 def _kv(record: Record, draft: bool) -> list[KVCache]:

@@ -137,7 +137,8 @@ def serves(engine: EngineFacts, device: Device) -> bool:
 
 
 def check_pairs(devices: Sequence[Device], engines: Sequence[EngineFacts]) -> None:
-    """UsageError names a device that no engine serves, or an engine that serves no device."""
+    """UsageError names a device that no engine serves, an engine that serves no device, or two
+    engines that a cell's id, and so the matrix, could not tell apart."""
     for device in devices:
         if not any(serves(engine, device) for engine in engines):
             versions = ", ".join(engine.version for engine in engines)
@@ -153,6 +154,12 @@ def check_pairs(devices: Sequence[Device], engines: Sequence[EngineFacts]) -> No
         if not any(serves(engine, device) for device in devices):
             need = "--device cpu" if engine.platform == "cpu" else "another --device than cpu"
             raise UsageError(f"engine {engine.version} ({engine.platform}) needs {need}")
+    for one, other in itertools.combinations(engines, 2):
+        if slug(one.version) == slug(other.version) and one.platform == other.platform:
+            raise UsageError(
+                f"engines {one.python} and {other.python} are both vLLM {one.version}, and cells "
+                "are told apart by the version: run one of them, or one after the other"
+            )
 
 
 def cells(

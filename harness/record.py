@@ -86,6 +86,9 @@ class KVCache:
     grows: bool = True
     """True where one more token of context costs more; not so for a window or a chunk, a state of
     fixed size a sequence, and an encoder's output."""
+    state_mode: str | None = None
+    """vLLM's `mamba_cache_mode` for a recurrent state: `none` keeps one for a whole sequence,
+    `align` and `all` keep some at the end of blocks, for prefix caching; None for other caches."""
 
 
 @dataclass(frozen=True)

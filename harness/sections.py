@@ -165,7 +165,7 @@ def differences(screen: Screen, found: Sequence[Difference]) -> Iterator[list[st
     several = len({difference.device.spec for difference in found}) > 1
     for engines, group in grouped(found, lambda d: (d.old_engine, d.new_engine)).items():
         cells = {(d.case, d.device.spec) for d in group}
-        title = "Differences between vLLM {} and {}: {} of {}".format(
+        title = "Differences between vLLM {} and {}: {}, in {}".format(
             *engines, len(group), f"{len(cells)} cell{'' if len(cells) == 1 else 's'}"
         )
         lines = screen.lines(screen.clean(title), "bold", hanging=GAP)

@@ -129,7 +129,12 @@ class Run:
         return expect.Expectation(
             expect.find(self.explicit, case.id, capability),
             known.find(
-                self.known, cell.case.base, cell.engine.version, cell.device.spec, capability
+                self.known,
+                cell.case.base,
+                cell.engine.version,
+                cell.device.spec,
+                capability,
+                cell.engine.python_version,
             ),
         )
 

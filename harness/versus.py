@@ -54,7 +54,7 @@ class Difference:
     @property
     def rank(self) -> tuple[int, bool, bool, bool]:
         """Sorts the most important first: what broke, what was fixed; of each what was or is ok."""
-        ok = "ok" in (self.old, self.new)
+        ok = self.what == "verdict" and "ok" in (self.old, self.new)
         return (WHATS.index(self.what), not self.breaks, not self.fixes, not ok)
 
     def to_json(self) -> dict[str, Any]:

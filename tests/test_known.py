@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import plan
 from harness.errors import UsageError
 from harness.known import check, find, load, relevant
 
@@ -224,3 +225,30 @@ def test_braces_without_bound_are_refused() -> None:
     text = ENTRY.replace('"dsv4-*-auto"', '"dsv4-{1..2000}"')
     with pytest.raises(UsageError, match=r"braces that mean more than 1000 cells"):
         load(text)
+
+
+OLD_PYTHON = ENTRY.replace("  verdict", '  python: "<3.12"\n  verdict')
+
+
+@pytest.mark.parametrize(
+    ("speaks", "python"),
+    [(True, "3.11.7"), (True, "3.10.0"), (True, ""), (False, "3.12.0"), (False, "3.13.1")],
+)
+def test_an_entry_may_be_for_some_pythons(speaks: bool, python: str) -> None:
+    """What FlashInfer 0.6.16 does on Python 3.11 it does not do on 3.12; an old record does not
+    say which it was."""
+    entries = load(OLD_PYTHON)
+    cell = ("dsv4-default-unset", "0.33.0", "GPU-1", (12, 0))
+    assert (entries[0] if speaks else None) == find(entries, *cell, python)
+
+
+def test_a_python_that_is_no_range_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"python 'three' is not like '<3\.12'"):
+        load(OLD_PYTHON.replace("<3.12", "three"))
+
+
+def test_the_shipped_file_can_be_read() -> None:
+    """Every entry has a reason, and what nobody reported a reproduction."""
+    entries = load((plan.MODELS.parent / "known.yaml").read_text(encoding="utf-8"))
+    assert len(entries) == len({entry.name for entry in entries})
+    assert all(entry.reason for entry in entries)

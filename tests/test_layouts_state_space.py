@@ -318,3 +318,57 @@ def test_a_long_block_may_be_handed_to_kernels_in_parts(fits: bool, tokens: int)
     config, (state, attn) = RIGHT["jamba"]
     part = replace(attn, shape=(-1, 1, tokens, 4096 // 2))
     assert fits == (compare(config, [state, part], AUTO, SM90) == [])
+
+
+def whole_sequence(
+    model: str, block: int, longest: int = 8192
+) -> tuple[dict[str, Any], list[KVCache]]:
+    """A state for each whole sequence, in a tensor that holds its padding, too."""
+    config, (state, attn) = RIGHT[model]
+    token = attn.page_size_bytes // attn.block_size
+    page = block * token
+    state = replace(
+        state,
+        block_size=longest,
+        page_size_bytes=page,
+        shape=(-1, 1, 1, page),
+        state_mode="none",
+    )
+    return config, [state, attention(attn.role, attn.layers, block, token, attn.kind)]
+
+
+@pytest.mark.parametrize(
+    ("model", "block"),
+    [
+        ("jamba", 80),
+        ("nemotron-h", 1040),
+        ("falcon-h1", 1568),
+        # No prefix is cached, so blocks need not end where a chunk of 64 tokens does.
+        ("qwen3-next", 16 * -(-QWEN_STATE // (16 * 2048))),
+        ("kimi-linear", 1920),
+    ],
+)
+def test_a_state_of_a_whole_sequence_has_its_block(model: str, block: int) -> None:
+    """vLLM 0.27.1, which caches no prefixes beside states unless asked."""
+    config, kv = whole_sequence(model, block)
+    assert [] == compare(config, kv, AUTO, SM90, longest=8192)
+    assert any("block size 8192" in line for line in compare(config, kv, AUTO, SM90, longest=4096))
+
+
+@pytest.mark.parametrize("model", HYBRIDS)
+def test_a_state_of_blocks_must_not_have_the_block_of_a_whole_sequence(model: str) -> None:
+    config, (state, attn) = RIGHT[model]
+    kv = [replace(state, block_size=8192, state_mode="align"), attn]
+    assert any("block size 8192" in line for line in compare(config, kv, AUTO, SM90, longest=8192))
+
+
+def test_a_delta_net_without_prefixes_needs_no_chunks() -> None:
+    config, kv = whole_sequence("qwen3-next", 576)
+    assert any("block size 576, must be 544" in line for line in compare(config, kv, AUTO, SM90))
+
+
+@pytest.mark.parametrize("size", [-1, 1])
+def test_a_tensor_holds_a_state_or_its_page(size: int) -> None:
+    config, (state, attn) = whole_sequence("jamba", 80)
+    wrong = replace(state, shape=(-1, 1, 1, state.page_size_bytes + size))
+    assert any("last dimension" in line for line in compare(config, [wrong, attn], AUTO, SM90))

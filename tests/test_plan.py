@@ -166,3 +166,25 @@ def test_a_model_for_virtual_devices_is_skipped_elsewhere(tmp_path: Path) -> Non
     cells = plan.cells(plan.models(tmp_path), [device.parse("virtual:h200"), real], [FACTS])
     told = {cell.device.kind: cell.lacks for cell in cells}
     assert {"virtual": None, "gpu": "some is for virtual devices: no tokenizer"} == told
+
+
+@pytest.mark.parametrize("version", ["0.33.0", "0.33.0+g1"])
+def test_two_engines_of_one_version_are_refused_by_their_paths(version: str) -> None:
+    """Their cells would have the same ids."""
+    one = replace(FACTS, version=version, python="/one/python")
+    other = replace(FACTS, version=version.replace("+", "_"), python="/other/python")
+    with pytest.raises(UsageError, match=r"/one/python and /other/python are both vLLM 0\.33\.0"):
+        plan.check_pairs([device.parse("virtual:h200")], [one, other])
+
+
+def test_engines_of_two_versions_or_builds_are_told_apart() -> None:
+    cpu = replace(FACTS, platform="cpu")
+    here = [device.parse("virtual:h200"), device.cpu()]
+    plan.check_pairs(here, [FACTS, replace(FACTS, version="0.27.1"), cpu])
+    ids = [
+        cell.id
+        for cell in plan.cells(
+            plan.models(), here, [FACTS, replace(FACTS, version="0.27.1"), cpu], Axes()
+        )
+    ]
+    assert len(ids) == len({*ids})

@@ -363,11 +363,23 @@ def test_differences_that_are_alike_take_one_line() -> None:
     ]
     text = render([cell()], width=100, color=False, differences=found)
     assert [
-        "Differences between vLLM 0.27.1 and 0.33.0: 4 of 4 cells",
+        "Differences between vLLM 0.27.1 and 0.33.0: 4, in 4 cells",
         "  broken -> ok, 2 cells: dsv4-default-{unset,auto}",
         "  page_size_bytes 16, 37376 -> 16, 37440: dsv4-default-fp8",
         "  only 0.33.0 has it (vLLM 0.27.1 has no such kv_cache_dtype): dsv4-default-nvfp4",
     ] == text.splitlines()[-4:]
+
+
+def test_what_one_engine_lacks_takes_one_line_whatever_became_of_it_in_the_other() -> None:
+    lacking = {"reason": "vLLM 0.27.1 has no DeepseekV41ForCausalLM"}
+    found = [
+        difference(dtype, "runs", None, verdict, **lacking)
+        for dtype, verdict in (("unset", "ok"), ("fp8", "rejected"))
+    ]
+    assert 1 == len({d.rank for d in found})
+    text = render([cell()], width=100, color=False, differences=found)
+    assert 1 == text.count("has no DeepseekV41ForCausalLM")
+    assert "dsv4-default-{unset,fp8}" in text
 
 
 def test_differences_name_the_device_where_there_are_several() -> None:

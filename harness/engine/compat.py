@@ -6,6 +6,7 @@ Releases in between are served by asking the functions themselves what they take
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 from collections.abc import Callable
@@ -229,7 +230,13 @@ def request_bytes(vllm_config: Any, specs: dict[str, Any]) -> int:
 
 def content_bytes(spec: Any) -> int:
     """Bytes of one block of one layer before alignment."""
-    value = getattr(spec, "real_page_size_bytes", None)
+    # The same in 0.33.0; in 0.27.1 the latter leaves out the scales of per-token-head formats.
+    value = getattr(spec, "unpadded_page_size_bytes", None)
+    if value is None:
+        value = getattr(spec, "real_page_size_bytes", None)
+    if value is None and getattr(spec, "page_size_padded", None) is not None:
+        # 0.27.1's states know their padded page alone.
+        value = dataclasses.replace(spec, page_size_padded=None).page_size_bytes
     return int(spec.page_size_bytes if value is None else value)
 
 
@@ -247,12 +254,19 @@ def backend_class(name: str) -> Any:
 
 
 def tokens_per_state(spec: Any) -> int:
-    """Tokens per stored state: `compress_ratio` (0.27.1), `tokens_per_state` (0.33.0)."""
+    """Tokens per stored state: `compress_ratio` (0.27.1), `tokens_per_state` (0.33.0); -1 for a
+    recurrent state, which stands for any number of them (0.27.1 does not say so, 0.33.0 does)."""
     for name in ("compress_ratio", "tokens_per_state"):
         value = getattr(spec, name, None)
         if value is not None:
             return int(value)
-    return 1
+    return 1 if state_mode(spec) is None else -1
+
+
+def state_mode(spec: Any) -> str | None:
+    """`KVCache.state_mode`: `mamba_cache_mode`, the same name in 0.27.1 and 0.33.0."""
+    mode = getattr(spec, "mamba_cache_mode", None)
+    return None if mode is None else str(mode)
 
 
 def has_sink(layer: Any) -> bool:

@@ -180,6 +180,7 @@ def kv(seen: Observed) -> tuple[KVCache, ...]:
             stride=None if tensor is None else tuple(int(n) for n in tensor.stride()),
             window=capacity.window(spec),
             grows=capacity.grows(spec),
+            state_mode=compat.state_mode(spec),
         )
         found[one] = found.get(one, 0) + 1
     return tuple(replace(one, layers=count) for one, count in found.items())

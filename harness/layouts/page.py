@@ -64,6 +64,8 @@ class Page:
     kind: str | None = None
     """What keeps it, as `KVCache.kind`: a window that is kept in full costs more blocks, not bigger
     ones. None where any kind will do."""
+    with_padding: bool = False
+    """True where the tensor may hold the padding behind the content, too."""
     window: int | None = None
     """Tokens of a sequence that are kept, as in `KVCache.window`; None where all are, or where a
     state or a ring has a size of its own."""
@@ -79,6 +81,9 @@ class Blocks:
     """Tokens that the caller asked for, of which a hybrid's block becomes a multiple; 0: none."""
     backends: tuple[str, ...] = ()
     """`get_name()` of the main attention layers' backends; () where it was not seen."""
+    sequence: int = 0
+    """Tokens of the longest sequence, where recurrent states are kept for a whole sequence each; 0
+    where they are kept for blocks."""
 
 
 @dataclass(frozen=True)

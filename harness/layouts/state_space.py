@@ -3,8 +3,9 @@
 A state is the last inputs of a causal convolution and the recurrence's own matrix; it does not grow
 with the sequence. Where some layers are attention, one pool of equal blocks serves both kinds: the
 block of the attention layers is the least multiple of the kernel's block whose page holds a state,
-and the state's page is padded up to it. The bytes of a token are those of
-`harness.layouts.full_attention`, or of MLA's latent vector.
+and the state's page is padded up to it. Where no prefix is cached, a state's own block is the
+longest sequence. The bytes of a token are those of `harness.layouts.full_attention`, or of MLA's
+latent vector.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _latent(config: Config, layout: str, block_size: int, layers: int) -> Page:
 # ---- Families ---------------------------------------------------------------------------------
 
 
-def _anywhere(_config: Config, _capability: Capability | None) -> int:
+def _anywhere(_config: Config, _capability: Capability | None, _blocks: Blocks) -> int:
     """A state can be had behind every token."""
     return 1
 
@@ -94,16 +95,16 @@ CUDA 13, as vLLM's usual wheels have it."""
 _CHUNK_KEY_DIM = 128
 
 
-def _chunks(config: Config, capability: Capability | None) -> int:
+def _chunks(config: Config, capability: Capability | None, blocks: Blocks) -> int:
     """Blocks begin where a state can be had, so that a prefix can be found again."""
     major = capability[0] if capability else None
-    if major not in _CHUNK_MAJORS:
+    if blocks.sequence or major not in _CHUNK_MAJORS:
         return 1
     fits = major == _CHUNK_MAJORS[0] or count(config, "linear_key_head_dim") == _CHUNK_KEY_DIM
     return _CHUNK if fits else 1
 
 
-def _latent_kernel(_config: Config, _capability: Capability | None) -> int:
+def _latent_kernel(_config: Config, _capability: Capability | None, _blocks: Blocks) -> int:
     """MLA's decoding kernels on Blackwell want their blocks in 128 tokens; all devices follow."""
     return 128
 
@@ -119,7 +120,7 @@ class _Model:
     attention: str = ""
     """Role of the attention layers."""
     page: Callable[[Config, str, int, int], Page] = _plain
-    step: Callable[[Config, Capability | None], int] = _anywhere
+    step: Callable[[Config, Capability | None, Blocks], int] = _anywhere
     """Tokens that the attention layers' block must be a multiple of beside the kernels'."""
 
 
@@ -195,7 +196,7 @@ def _pages(
     attention: list[Page] = []
     if attentions:
         kernels = _kernels(config, capability, blocks.backends)
-        step = math.lcm(common(kernels, blocks.asked), model.step(config, capability))
+        step = math.lcm(common(kernels, blocks.asked), model.step(config, capability, blocks))
         least = model.page(config, layout, step, attentions)
         block = step * -(-size // least.page_size_bytes)
         page = model.page(config, layout, block, attentions)
@@ -217,7 +218,7 @@ def _pages(
         role=model.role,
         compress_ratio=NO_TOKENS,
         layers=states,
-        block_size=block,
+        block_size=blocks.sequence or block,
         content_bytes=size,
         page_size_bytes=padded,
         arithmetic=text,
@@ -226,6 +227,8 @@ def _pages(
         storage="int8",
         also=("uint8",),
         kind=STATE,
+        # The whole page on vLLM 0.27.1, the content alone on 0.33.0.
+        with_padding=True,
     )
     return (held, *attention)
 
