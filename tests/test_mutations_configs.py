@@ -28,17 +28,17 @@ WRONG_DEFAULT = {
 }
 """Models whose default is rightly red."""
 
+_HEAD_DIM_WRITTEN = (
+    *("falcon-h1", "gemma3", "gpt-oss", "llama4", "minimax-m2", "nemotron-h", "nemotron3-nano"),
+    *("qwen3", "qwen3-embed", "qwen3-moe", "qwen3-next"),
+)
+
 EXEMPT = {
+    **{f"{model}: num_attention_heads": _SHARED for model in _HEAD_DIM_WRITTEN},
     "dsv41: compress_ratios": "the first two layers, of ratio 0, are no sources",
-    "falcon-h1: num_attention_heads": _SHARED,
-    "gemma3: num_attention_heads": _SHARED,
-    "gpt-oss: num_attention_heads": _SHARED,
     "jamba: attn_layer_offset": "which layers are attention does not change how many",
     "jamba: attn_layer_period": "32 layers have 4 of attention in nines as in eights",
-    "llama4: num_attention_heads": _SHARED,
     "mamba2: torch_dtype": "float16 is as wide, and nothing stored names it",
-    "minimax-m2: num_attention_heads": _SHARED,
-    "qwen3-next: num_attention_heads": _SHARED,
 }
 """Keys that the oracle reads and no cache can show: why. Any other must turn a record red."""
 
