@@ -28,7 +28,7 @@ FOLDER = Path(__file__).parent / "resources" / "observed"
 
 _CACHE = (
     *("kind", "role", "layers", "block_size", "page_size_bytes", "content_bytes", "dtype"),
-    *("compress_ratio", "draft", "shape", "tensor_dtype", "window"),
+    *("compress_ratio", "draft", "shape", "tensor_dtype", "window", "state_mode"),
 )
 _RESOLVED = ("kv_cache_dtype", "storage_dtype", "selected")
 _RECORD = (
@@ -82,6 +82,8 @@ def _small(record: Record) -> dict[str, Any]:
     small = _said(record, _RECORD)
     small["resolved"] = _said(record.resolved, _RESOLVED)
     small["kv"] = [_said(kv, _CACHE) for kv in record.kv]
+    if record.capacity is not None:
+        small["capacity"] = dataclasses.asdict(record.capacity)
     return small
 
 

@@ -42,13 +42,14 @@ _WIDTHS = "other element types that hold the same bytes: leniency, where a recor
 _TOLD = "records tell the element type; for those that do not: tests/test_layouts_*.py"
 _NAMED = "records name the backend; for those that do not: tests/test_layouts_state_space.py"
 _CALLER = "what callers leave out in tests: `Oracle` always passes it"
-_WHOLE_SEQUENCE = "0.27.1 keeps a state for a whole sequence, and these records are of 0.33.0"
 _ELSEWHERE = "every shipped config lists its layers: the module's own tests"
 _CPU = "for a CPU, and these records are of GPUs: tests/test_layouts_kernels.py"
 _NO_CELL = "no cell of the matrix on vLLM 0.33.0 has it: tests/test_layouts_kernels.py"
 _KEYS_OF_128 = "every shipped config has keys of 128: tests/test_layouts_kernels.py"
 
 EXEMPT = {
+    "layout: 16 in `DEFAULT_BLOCK_SIZE = 16`": "only where no cache was seen at all",
+    "layout.compare: 0 in `config: Config, kv: Sequence[KVCache], resolved: Resolved, c…`": _CALLER,
     "layout.compare: 0 in `config: Config, kv: Sequence[KVCache], resolved: Resolved, c…` (2)": (
         _CALLER
     ),
@@ -56,11 +57,9 @@ EXEMPT = {
         _CALLER
     ),
     "oracle._longest: 0 in `0 if record.capacity is None else record.capacity.max_model_…`": (
-        _WHOLE_SEQUENCE
+        "every record with a KV cache has its capacity"
     ),
     "page.Blocks: 0 in `sequence: int = 0`": _CALLER,
-    "layout: 16 in `DEFAULT_BLOCK_SIZE = 16`": "only where no cache was seen at all",
-    "layout.compare: 0 in `config: Config, kv: Sequence[KVCache], resolved: Resolved, c…`": _CALLER,
     "layout.matches: 0 in `config: Config, kv: Sequence[KVCache], resolved: Resolved, c…`": _CALLER,
     "layout._block_size: 1 in `layers.most_common(1)`": "the first of any number is the first",
     "layout._layers: 1 in `count == 1`": _TEXT,
