@@ -143,6 +143,9 @@ _OPTION_NAMES = (
     "attention_backend",
 )
 
+_BLOCK_SIZE_NAMES = ("block_size", "block-size", "block size")
+"""What a refusal may name where a block size was passed."""
+
 
 def _ended(record: Record) -> Judgement:
     last = next((line for line in reversed(record.tail.splitlines()) if line.strip()), "")
@@ -177,7 +180,7 @@ def _failed(record: Record, fault: Fault, explicit: Explicit | None) -> Judgemen
         return Judgement("oom", f"out of device memory {at}")
     if record.stage == STAGES[0]:
         return Judgement("broken", f"the engine cannot be imported: {told}")
-    case = Case(record.model, record.backend, record.kv_cache_dtype)
+    case = Case(record.model, record.backend, record.kv_cache_dtype, record.block_size)
     flaw = _flaw(fault, case)
     must = ""
     remarks: tuple[str, ...] = ()
@@ -211,7 +214,9 @@ def _flaw(fault: Fault, case: Case) -> str:
     if not classes & _REFUSALS or classes & _ACCIDENTS:
         return f"{fault.type} is no ValueError"
     message = fault.message.lower()
-    names = _OPTION_NAMES if case.backend == DEFAULT else (*_OPTION_NAMES, case.backend.lower())
+    names: tuple[str, ...] = _OPTION_NAMES
+    names += () if case.backend == DEFAULT else (case.backend.lower(),)
+    names += _BLOCK_SIZE_NAMES if case.block_size else ()
     if any(name in message for name in names):
         return ""
     # By its full name, or that of its format: `TurboQuant` for turboquant_k8v4.

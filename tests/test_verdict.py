@@ -148,6 +148,15 @@ def test_founding_bug_with_nothing_passed_is_broken() -> None:
     assert GOT_AUTO in found.reason
 
 
+def test_a_block_size_was_passed_too() -> None:
+    """A refusal that names it is clear, and one that does not is no failure of the defaults."""
+    asked = {"kv": (), "stage": "plan", "block_size": 16}
+    named = judged(record(error=fault("ValueError", "reduce --block-size to 64"), **asked))
+    assert "rejected" == named.verdict
+    unnamed = judged(record(error=fault("ValueError", "does not divide"), **asked))
+    assert "nothing was passed" not in unnamed.reason
+
+
 def test_founding_bug_with_auto_is_broken_through_the_explicit_case() -> None:
     seen = failed("auto", "AssertionError", GOT_AUTO, declared=())
     assert "broken" == judged(seen, OK).verdict
