@@ -43,6 +43,10 @@ def _become(device: Device) -> str:
         sys.modules["kvmatrix_virtual"].register()
     import vllm
 
+    if not device.real:
+        from harness.engine import logs
+
+        logs.configure()
     return str(vllm.__version__)
 
 
@@ -64,10 +68,9 @@ def _cell(device: Device, settings: dict[str, str], request: dict[str, Any], tel
         settings=settings,
     )
     server.write_record(record, Path(request["record"]))
-    modules = Path(request["modules"])
     # A virtual cell that fails has imported what the next one needs, too.
-    if (record.complete or not device.real) and not modules.exists():
-        warm.keep_names(modules, warm.new_modules(before))
+    if record.complete or not device.real:
+        warm.add_names(Path(request["modules"]), warm.new_modules(before))
 
 
 def _serve(device: Device, settings: dict[str, str], replies: int) -> int:

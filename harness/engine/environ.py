@@ -135,7 +135,10 @@ def virtual(device: dict[str, Any], cache: Path) -> dict[str, str]:
         # Only this plugin: another one on the host would be another platform.
         "VLLM_PLUGINS": "kvmatrix",
         "VLLM_CACHE_ROOT": str(home / "vllm"),
-        "VLLM_LOGGING_COLOR": "0",
+        # Humming starts two builds of its kernels, in processes of their own, when imported.
+        "HUMMING_DISABLE_PARALLEL_BUILD": "1",
+        # Its log is configured by `logs.py`.
+        "VLLM_CONFIGURE_LOGGING": "0",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "GLOO_SOCKET_IFNAME": "lo",
         **_FEW_THREADS,
