@@ -14,6 +14,7 @@ import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from harness.device import CPU_FEATURES
 from harness.errors import UsageError, near
 from harness.verdict import PASSING, VERDICTS
 
@@ -27,7 +28,7 @@ LIMIT = 1000
 """Patterns that one word of `cells` may expand to."""
 
 _REQUIRED = ("name", "cells", "verdict", "signature", "link", "since", "expires", "reason")
-_OPTIONAL = ("engines", "python", "devices", "reproduce")
+_OPTIONAL = ("engines", "python", "devices", "lacks", "reproduce")
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Known:
     """Version specifiers of the engine's Python, such as `<3.12`; empty means every Python."""
     devices: tuple[str, ...] = ()
     """Device SPECs (fnmatch) or capabilities such as `sm90`; empty means every device."""
+    lacks: tuple[str, ...] = ()
+    """Instruction sets (`Device.features`): it holds on CPUs that have none of them."""
     reproduce: str = ""
 
 
@@ -99,6 +102,11 @@ def _entry(raw: Any, where: str) -> Known:
         raise UsageError(f"{where}: since {raw['since']} is after expires {raw['expires']}")
     engines = _specifiers(raw, "engines", ">=0.30,<0.34", where)
     python = _specifiers(raw, "python", "<3.12", where)
+    lacks = _words(raw.get("lacks", []), f"{where}: lacks")
+    if unheard := set(lacks) - set(CPU_FEATURES):
+        raise UsageError(f"{where}: lacks {min(unheard)!r}, known are {', '.join(CPU_FEATURES)}")
+    if lacks and raw.get("devices") != ["cpu"]:
+        raise UsageError(f"{where}: lacks is of a CPU, so devices must be [cpu]")
     link = str(raw["link"])
     if link == UNREPORTED:
         if not raw.get("reproduce"):
@@ -117,6 +125,7 @@ def _entry(raw: Any, where: str) -> Known:
         engines=engines,
         python=python,
         devices=_words(raw.get("devices", []), f"{where}: devices"),
+        lacks=lacks,
         reproduce=str(raw.get("reproduce", "")).strip(),
     )
 
@@ -198,16 +207,19 @@ def find(
     device: str,
     capability: tuple[int, int] | None,
     python: str = "",
+    features: Collection[str] = (),
 ) -> Known | None:
     """The entry that speaks of a cell. UsageError where two do.
 
     `python` is "" where the engine's is not known: then entries speak whatever Python they are for.
+    `features` are a CPU's (`Device.features`).
     """
     speaking = [
         entry
         for entry in entries
         if _speaks(entry, case_id, version, device, capability)
         and (not python or _within(entry.python, python))
+        and not set(entry.lacks) & set(features)
     ]
     if len(speaking) > 1:
         names = " and ".join(repr(entry.name) for entry in speaking)

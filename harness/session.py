@@ -96,7 +96,7 @@ class Run:
         """The layout oracle of `cell`, for the config.json that it is started with: on a real
         device the reduced one."""
         config = proof.reduced(cell.model).config if cell.device.real else cell.model.config
-        return Oracle(config, cell.model.start.drafts)
+        return Oracle(config, cell.model.start.drafts, cell.device.features)
 
     def outcome(self, cell: Cell, launcher: Launcher, reductions: Reductions) -> Outcome:
         """Run `cell`, or find that it cannot run here, and judge it."""
@@ -149,6 +149,7 @@ class Run:
                 cell.device.spec,
                 capability,
                 cell.engine.python_version,
+                cell.device.features,
             ),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import date
 from pathlib import Path
 
@@ -245,6 +246,40 @@ def test_an_entry_may_be_for_some_pythons(speaks: bool, python: str) -> None:
 def test_a_python_that_is_no_range_is_refused() -> None:
     with pytest.raises(UsageError, match=r"python 'three' is not like '<3\.12'"):
         load(OLD_PYTHON.replace("<3.12", "three"))
+
+
+LACKING = ENTRY.replace("  verdict", "  lacks: [amx_tile]\n  verdict")
+LACKING = re.sub(r"devices: .*", "devices: [cpu]", LACKING)
+
+
+@pytest.mark.parametrize(
+    ("speaks", "features"),
+    [
+        (True, ()),
+        (True, ("avx512_bf16",)),
+        (False, ("amx_tile",)),
+        (False, ("amx_tile", "avx512_bf16")),
+    ],
+)
+def test_an_entry_may_be_for_cpus_that_lack_something(
+    speaks: bool, features: tuple[str, ...]
+) -> None:
+    """vLLM's CPU build has some kernels for AMX alone."""
+    entries = load(LACKING)
+    cell = ("dsv4-default-unset", "0.33.0", "cpu", None)
+    assert (entries[0] if speaks else None) == find(entries, *cell, features=features)
+
+
+@pytest.mark.parametrize(
+    ("message", "old", "new"),
+    [
+        ("lacks 'amx', known are amx_tile", "[amx_tile]", "[amx]"),
+        (r"devices must be \[cpu\]", "devices: [cpu]", "devices: [sm90]"),
+    ],
+)
+def test_only_a_cpu_lacks_what_is_known(message: str, old: str, new: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load(LACKING.replace(old, new))
 
 
 def test_the_shipped_file_can_be_read() -> None:

@@ -139,10 +139,11 @@ def resolved(seen: Observed) -> Resolved:
     )
 
 
-def _first(tensor: Any) -> Any:
-    if isinstance(tensor, (list, tuple)):
-        return tensor[0] if tensor else None
-    return tensor
+def _whole(held: Any) -> Any:
+    """The tensor that a layer holds; a state's views taken together, as bytes."""
+    if not isinstance(held, (list, tuple)):
+        return held
+    return compat.together(held) if len(held) > 1 else held[0] if held else None
 
 
 def _shape(tensor: Any, num_blocks: int) -> tuple[int, ...]:
@@ -161,7 +162,7 @@ def kv(seen: Observed) -> tuple[KVCache, ...]:
     found: dict[KVCache, int] = {}
     blocks = int(seen.kv_cache_config.num_blocks) if seen.kv_cache_config is not None else 0
     for name, spec in seen.specs.items():
-        tensor = _first(seen.tensors.get(name))
+        tensor = _whole(seen.tensors.get(name))
         one = KVCache(
             kind=type(spec).__name__,
             role=role(name),
