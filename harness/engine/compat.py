@@ -240,6 +240,15 @@ def content_bytes(spec: Any) -> int:
     return int(spec.page_size_bytes if value is None else value)
 
 
+def draft_layers(runner: Any) -> frozenset[str]:
+    """Names of the layers of the model that drafts tokens, as a worker's runner knows them.
+
+    0.32's runner v1 keeps them with its drafter alone; elsewhere the layers themselves say so.
+    """
+    drafter = getattr(runner, "drafter", None)
+    return frozenset(getattr(drafter, "_draft_attn_layer_names", None) or ())
+
+
 def together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Views of one block of memory after another as one tensor (blocks, bytes), without memory.
 

@@ -27,6 +27,8 @@ class Observed:
     """True once the model's layers have been constructed."""
     specs: dict[str, Any] = field(default_factory=dict)
     """Layer name -> KVCacheSpec."""
+    drafts: frozenset[str] = frozenset()
+    """Layers that draft tokens and do not say so themselves."""
     kv_cache_config: Any = None
     tensors: dict[str, Any] = field(default_factory=dict)
     """Layer name -> tensor, or list of tensors."""
@@ -173,7 +175,8 @@ def kv(seen: Observed) -> tuple[KVCache, ...]:
             dtype=_dtype(spec.dtype) if hasattr(spec, "dtype") else "",
             cache_dtype=getattr(spec, "cache_dtype_str", None),
             compress_ratio=compat.tokens_per_state(spec),
-            draft=bool(getattr(layers(seen).get(name), "is_draft_layer", False)),
+            draft=name in seen.drafts
+            or bool(getattr(layers(seen).get(name), "is_draft_layer", False)),
             alignment=getattr(spec, "alignment", None),
             backend=_backend_name(layers(seen)[name]) if name in layers(seen) else None,
             shape=None if tensor is None or not blocks else _shape(tensor, blocks),
