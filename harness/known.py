@@ -28,7 +28,7 @@ LIMIT = 1000
 """Patterns that one word of `cells` may expand to."""
 
 _REQUIRED = ("name", "cells", "verdict", "signature", "link", "since", "expires", "reason")
-_OPTIONAL = ("engines", "python", "devices", "lacks", "reproduce")
+_OPTIONAL = ("engines", "python", "devices", "has", "lacks", "reproduce")
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,10 @@ class Known:
     """Version specifiers of the engine's Python, such as `<3.12`; empty means every Python."""
     devices: tuple[str, ...] = ()
     """Device SPECs (fnmatch) or capabilities such as `sm90`; empty means every device."""
+    has: tuple[str, ...] = ()
+    """Instruction sets (`Device.features`): it holds on CPUs that have all of them."""
     lacks: tuple[str, ...] = ()
-    """Instruction sets (`Device.features`): it holds on CPUs that have none of them."""
+    """As `has`: it holds on CPUs that have none of them."""
     reproduce: str = ""
 
 
@@ -102,11 +104,6 @@ def _entry(raw: Any, where: str) -> Known:
         raise UsageError(f"{where}: since {raw['since']} is after expires {raw['expires']}")
     engines = _specifiers(raw, "engines", ">=0.30,<0.34", where)
     python = _specifiers(raw, "python", "<3.12", where)
-    lacks = _words(raw.get("lacks", []), f"{where}: lacks")
-    if unheard := set(lacks) - set(CPU_FEATURES):
-        raise UsageError(f"{where}: lacks {min(unheard)!r}, known are {', '.join(CPU_FEATURES)}")
-    if lacks and raw.get("devices") != ["cpu"]:
-        raise UsageError(f"{where}: lacks is of a CPU, so devices must be [cpu]")
     link = str(raw["link"])
     if link == UNREPORTED:
         if not raw.get("reproduce"):
@@ -125,9 +122,19 @@ def _entry(raw: Any, where: str) -> Known:
         engines=engines,
         python=python,
         devices=_words(raw.get("devices", []), f"{where}: devices"),
-        lacks=lacks,
+        has=_features(raw, "has", where),
+        lacks=_features(raw, "lacks", where),
         reproduce=str(raw.get("reproduce", "")).strip(),
     )
+
+
+def _features(raw: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    found = _words(raw.get(key, []), f"{where}: {key}")
+    if unheard := set(found) - set(CPU_FEATURES):
+        raise UsageError(f"{where}: {key} {min(unheard)!r}, known are {', '.join(CPU_FEATURES)}")
+    if found and raw.get("devices") != ["cpu"]:
+        raise UsageError(f"{where}: {key} is of a CPU, so devices must be [cpu]")
+    return found
 
 
 def _specifiers(raw: Mapping[str, Any], key: str, such_as: str, where: str) -> str:
@@ -219,6 +226,7 @@ def find(
         for entry in entries
         if _speaks(entry, case_id, version, device, capability)
         and (not python or _within(entry.python, python))
+        and set(entry.has) <= set(features)
         and not set(entry.lacks) & set(features)
     ]
     if len(speaking) > 1:
