@@ -100,6 +100,8 @@ class Board:
             return
         if (reason := getattr(report, "kvmatrix_skipped", None)) is not None:
             self._add(self._run.skipped(cell, reason), report)
+        if (reason := getattr(report, "kvmatrix_notrun", None)) is not None:
+            self._add(self._run.notrun(cell, reason), report)
         if (text := getattr(report, "kvmatrix_record", None)) is not None:
             record = loads(text)
             self._add(self._run.judge(cell, record), report)

@@ -25,6 +25,9 @@ from harness.profile import Profile as Profile
 
 KINDS = ("virtual", "gpu", "mig", "cpu")
 
+CPU_FEATURES = ("amx_tile", "avx512_bf16")
+"""Instruction sets that vLLM's CPU build asks for, as Linux names them in /proc/cpuinfo."""
+
 DEFAULT = "virtual:h200"
 """What `auto` means where there is no real device."""
 
@@ -65,6 +68,8 @@ class Device:
     """Version of the driver."""
     alias: str | None = None
     """The older form of a slice's UUID, where `uuid` is of the newer one: CUDA takes both."""
+    features: tuple[str, ...] = ()
+    """Instruction sets that a CPU has of `CPU_FEATURES`."""
     label: str | None = None
     """`id`, where the name alone does not tell this device from another of the run."""
 
@@ -96,7 +101,8 @@ class Device:
         if capability is not None:
             major, minor = capability
             capability = (int(major), int(minor))
-        return cls(**{**data, "capability": capability})
+        features = tuple(str(each) for each in data["features"])
+        return cls(**{**data, "capability": capability, "features": features})
 
 
 @dataclass(frozen=True)
@@ -162,7 +168,7 @@ def virtual_devices() -> tuple[Device, ...]:
     )
 
 
-def cpu(name: str = "CPU", memory_bytes: int = 0) -> Device:
+def cpu(name: str = "CPU", memory_bytes: int = 0, features: tuple[str, ...] = ()) -> Device:
     """The CPU as a device; `host.cpu` is this one with the machine's own numbers."""
     return Device(
         spec="cpu",
@@ -172,6 +178,7 @@ def cpu(name: str = "CPU", memory_bytes: int = 0) -> Device:
         memory_bytes=memory_bytes,
         sm_count=0,
         shared_memory_bytes=0,
+        features=features,
     )
 
 

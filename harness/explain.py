@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness import device, install, known, plan, proof, reproduce, session, story
+from harness import device, host, install, known, plan, proof, reproduce, session, story
 from harness.case import RUNNERS, Case
 from harness.device import Device, Pool
 from harness.engine import arguments
@@ -203,7 +203,8 @@ def _device(record: Record) -> Device:
         return device.parse(record.device)
     memory = record.memory.total_bytes if record.memory else 0
     return replace(
-        device.cpu(record.device, memory),
+        # Records of a CPU seldom leave their machine.
+        device.cpu(record.device, memory, host.features()),
         spec=record.device,
         kind=record.device_kind,
         capability=record.capability,

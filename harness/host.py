@@ -14,13 +14,20 @@ from harness.device import Device
 
 def cpu(root: Path = Path("/")) -> Device:
     """The CPU of this machine, with the memory that this process may use."""
-    return device.cpu(name(root), memory_bytes(root))
+    return device.cpu(name(root), memory_bytes(root), features(root))
 
 
 def name(root: Path = Path("/")) -> str:
     """The processor's name; on parts that have none there (Arm), the architecture's."""
     match = re.search(r"^model name\s*:\s*(\S.*)$", _read(root / "proc/cpuinfo"), re.MULTILINE)
     return " ".join(match[1].split()) if match else platform.machine() or "CPU"
+
+
+def features(root: Path = Path("/")) -> tuple[str, ...]:
+    """Those of `device.CPU_FEATURES` that the processor has."""
+    match = re.search(r"^flags\s*:(.*)$", _read(root / "proc/cpuinfo"), re.MULTILINE)
+    flags = match[1].split() if match else []
+    return tuple(each for each in device.CPU_FEATURES if each in flags)
 
 
 def memory_bytes(root: Path = Path("/")) -> int:

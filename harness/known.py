@@ -14,6 +14,7 @@ import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from harness.device import CPU_FEATURES
 from harness.errors import UsageError, near
 from harness.verdict import PASSING, VERDICTS
 
@@ -27,7 +28,7 @@ LIMIT = 1000
 """Patterns that one word of `cells` may expand to."""
 
 _REQUIRED = ("name", "cells", "verdict", "signature", "link", "since", "expires", "reason")
-_OPTIONAL = ("engines", "python", "devices", "reproduce")
+_OPTIONAL = ("engines", "python", "devices", "has", "lacks", "reproduce")
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ class Known:
     """Version specifiers of the engine's Python, such as `<3.12`; empty means every Python."""
     devices: tuple[str, ...] = ()
     """Device SPECs (fnmatch) or capabilities such as `sm90`; empty means every device."""
+    has: tuple[str, ...] = ()
+    """Instruction sets (`Device.features`): it holds on CPUs that have all of them."""
+    lacks: tuple[str, ...] = ()
+    """As `has`: it holds on CPUs that have none of them."""
     reproduce: str = ""
 
 
@@ -117,8 +122,19 @@ def _entry(raw: Any, where: str) -> Known:
         engines=engines,
         python=python,
         devices=_words(raw.get("devices", []), f"{where}: devices"),
+        has=_features(raw, "has", where),
+        lacks=_features(raw, "lacks", where),
         reproduce=str(raw.get("reproduce", "")).strip(),
     )
+
+
+def _features(raw: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    found = _words(raw.get(key, []), f"{where}: {key}")
+    if unheard := set(found) - set(CPU_FEATURES):
+        raise UsageError(f"{where}: {key} {min(unheard)!r}, known are {', '.join(CPU_FEATURES)}")
+    if found and raw.get("devices") != ["cpu"]:
+        raise UsageError(f"{where}: {key} is of a CPU, so devices must be [cpu]")
+    return found
 
 
 def _specifiers(raw: Mapping[str, Any], key: str, such_as: str, where: str) -> str:
@@ -198,16 +214,20 @@ def find(
     device: str,
     capability: tuple[int, int] | None,
     python: str = "",
+    features: Collection[str] = (),
 ) -> Known | None:
     """The entry that speaks of a cell. UsageError where two do.
 
     `python` is "" where the engine's is not known: then entries speak whatever Python they are for.
+    `features` are a CPU's (`Device.features`).
     """
     speaking = [
         entry
         for entry in entries
         if _speaks(entry, case_id, version, device, capability)
         and (not python or _within(entry.python, python))
+        and set(entry.has) <= set(features)
+        and not set(entry.lacks) & set(features)
     ]
     if len(speaking) > 1:
         names = " and ".join(repr(entry.name) for entry in speaking)

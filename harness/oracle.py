@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness import checkpoint, layout
-from harness.layouts import drafter, rank
+from harness.layouts import cpu, drafter, rank
 from harness.layouts.page import Config
 from harness.layouts.state_space import NO_TOKENS
 from harness.record import KVCache, Record
@@ -22,6 +22,8 @@ class Oracle:
     """The model's config.json, of the reduced model where that is what ran."""
     drafts: bool = False
     """True where multi-token prediction (MTP) layers are constructed beside the model."""
+    features: tuple[str, ...] = ()
+    """`Device.features` of a CPU."""
 
     def __call__(self, record: Record) -> list[str]:
         """One line per disagreement; [] means confirmed.
@@ -66,6 +68,7 @@ class Oracle:
     def _configs(self, record: Record) -> list[tuple[Config, bool]]:
         """The configs whose pages there must be on this rank, and whether it is the drafter's."""
         config = rank.of(self.config, record.tensor_parallel_size)
+        config = cpu.of(config, self.features)
         return [(config, False), *([(drafter.of(config), True)] if self.drafts else [])]
 
 

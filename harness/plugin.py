@@ -248,9 +248,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         launcher = config.stash[LAUNCHER]
         launcher.plan(reductions.requests(cell for cell in cells if cell.device.real))
         for cell in cells:
-            run.need(cell, reductions)
-    except UsageError as error:
-        pytest.exit(f"kvmatrix: {safe.printable(str(error))}", returncode=EXIT_USAGE)
+            # A model that cannot be proven fails its own cells, when their turn comes.
+            run.runs(cell, reductions)
     except InfraError as error:
         pytest.exit(f"kvmatrix: {safe.printable(str(error))}", returncode=EXIT_INFRA)
 
@@ -275,11 +274,11 @@ def _deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
     launcher = session.config.stash.get(LAUNCHER, None)
     if launcher is not None and not hasattr(session.config, "workerinput"):
-        run = session.config.stash[RUN]
+        run, reductions = session.config.stash[RUN], session.config.stash[REDUCTIONS]
         launcher.plan(
             run.request(cell)
             for item in session.items
-            if (cell := cell_of(item)) is not None and not cell.lacks
+            if (cell := cell_of(item)) is not None and run.runs(cell, reductions)
         )
     return (yield)
 
@@ -306,6 +305,8 @@ def pytest_runtest_makereport(
         # Plain text: it also travels from an xdist worker to the controller.
         if outcome.record is not None:
             report.kvmatrix_record = dumps(outcome.record)  # type: ignore[attr-defined]
+        elif outcome.judgement.verdict == "notrun":
+            report.kvmatrix_notrun = outcome.judgement.reason  # type: ignore[attr-defined]
         else:
             report.kvmatrix_skipped = outcome.judgement.reason  # type: ignore[attr-defined]
         report.kvmatrix_needs = outcome.needs_bytes  # type: ignore[attr-defined]

@@ -96,13 +96,17 @@ class Run:
         """The layout oracle of `cell`, for the config.json that it is started with: on a real
         device the reduced one."""
         config = proof.reduced(cell.model).config if cell.device.real else cell.model.config
-        return Oracle(config, cell.model.start.drafts)
+        return Oracle(config, cell.model.start.drafts, cell.device.features)
 
     def outcome(self, cell: Cell, launcher: Launcher, reductions: Reductions) -> Outcome:
-        """Run `cell`, or find that it cannot run here, and judge it. UsageError as `need`."""
+        """Run `cell`, or find that it cannot run here, and judge it."""
         if cell.lacks is not None:
             return self.skipped(cell, cell.lacks)
-        wanted = self.need(cell, reductions)
+        try:
+            wanted = self.need(cell, reductions)
+        except UsageError as error:
+            # Of this model alone: the others are judged.
+            return self.notrun(cell, str(error))
         lacking = None if wanted is None else wanted.lacking(cell.device)
         if lacking is not None:
             result = self.skipped(cell, lacking)
@@ -110,9 +114,19 @@ class Run:
             result = self.judge(cell, launcher.record(self.request(cell)))
         return result if wanted is None else replace(result, needs_bytes=wanted.total)
 
-    def notrun(self, cell: Cell) -> Outcome:
-        """The outcome of a planned cell that never reported."""
-        return Outcome(cell, verdict.notrun(), None, self._expected(cell))
+    def runs(self, cell: Cell, reductions: Reductions) -> bool:
+        """True where `outcome` starts a child for `cell`."""
+        if cell.lacks is not None:
+            return False
+        try:
+            wanted = self.need(cell, reductions)
+        except UsageError:
+            return False
+        return wanted is None or wanted.lacking(cell.device) is None
+
+    def notrun(self, cell: Cell, reason: str = verdict.UNREPORTED) -> Outcome:
+        """The outcome of a planned cell that left no record."""
+        return Outcome(cell, verdict.notrun(reason), None, self._expected(cell))
 
     def skipped(self, cell: Cell, reason: str) -> Outcome:
         """The outcome of a cell that cannot run here."""
@@ -135,13 +149,14 @@ class Run:
                 cell.device.spec,
                 capability,
                 cell.engine.python_version,
+                cell.device.features,
             ),
         )
 
     def need(self, cell: Cell, reductions: Reductions) -> Need | None:
         """The memory that `cell` needs on its device; None for a virtual one.
 
-        UsageError where the reduced model is not what the full one is.
+        UsageError where the model cannot be reduced, or is then not what the full one is.
         """
         if not cell.device.real:
             return None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from harness import isa
 from harness.case import DEFAULT, UNSET, Case
 from harness.record import STAGES, Declared, Fault, Record
 
@@ -70,7 +71,10 @@ def skipped(reason: str) -> Judgement:
     return Judgement("skipped", reason)
 
 
-def notrun(reason: str = "planned, but never reported") -> Judgement:
+UNREPORTED = "planned, but never reported"
+
+
+def notrun(reason: str = UNREPORTED) -> Judgement:
     """The judgement of a cell that was planned and left no record."""
     return Judgement("notrun", reason)
 
@@ -110,7 +114,7 @@ def _against(known: Known, found: Judgement, fault: Fault | None) -> Judgement:
     told = (found.reason,) if fault is None else (found.reason, fault.message, fault.where)
     if found.verdict == known.verdict and any(known.signature in text for text in told):
         return replace(found, known=known.link)
-    if found.verdict == "infra":
+    if found.verdict in ("infra", "skipped"):
         return found
     other = f"known failure {known.name} expects {known.verdict} with {known.signature!r}"
     return replace(found, reason=f"{found.reason} ({other})")
@@ -180,6 +184,8 @@ def _failed(record: Record, fault: Fault, explicit: Explicit | None) -> Judgemen
         return Judgement("oom", f"out of device memory {at}")
     if record.stage == STAGES[0]:
         return Judgement("broken", f"the engine cannot be imported: {told}")
+    if (lacking := _host_lacks(record, fault)) is not None:
+        return skipped(lacking)
     case = Case(record.model, record.backend, record.kv_cache_dtype, record.block_size)
     flaw = _flaw(fault, case)
     must = ""
@@ -200,6 +206,14 @@ def _failed(record: Record, fault: Fault, explicit: Explicit | None) -> Judgemen
     if flaw:
         return Judgement("unclean", f"refused, but not clearly ({flaw}) {at}")
     return Judgement("rejected", told, remarks)
+
+
+def _host_lacks(record: Record, fault: Fault) -> str | None:
+    """Why the host of a CPU cell cannot compute the model's weights; None where it is not that.
+    With other weights the cell would run, so it says nothing of the KV cache."""
+    if record.device_kind != "cpu" or record.stage != "model" or fault.type != "ValueError":
+        return None
+    return isa.lacking(fault.message)
 
 
 def clear_refusal(fault: Fault, case: Case) -> bool:

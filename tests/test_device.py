@@ -13,6 +13,7 @@ from harness.device import (
     Device,
     Discovery,
     Gpu,
+    cpu,
     parse,
     select,
     virtual_devices,
@@ -97,6 +98,11 @@ def test_a_device_is_found_again_by_its_spec_and_by_its_json(device: Device) -> 
 
 def test_a_real_device_is_found_again_by_its_json() -> None:
     assert CARVED == Device.from_json(json.loads(json.dumps(CARVED.to_json())))
+
+
+def test_a_cpu_is_found_again_by_its_json() -> None:
+    one = cpu("A CPU", 2**34, ("amx_tile",))
+    assert one == Device.from_json(json.loads(json.dumps(one.to_json())))
 
 
 def test_ids_are_distinct_and_fit_for_test_ids() -> None:

@@ -24,6 +24,17 @@ def test_the_cpu_has_the_machines_name_and_memory(tmp_path: Path) -> None:
     assert (None, 0, 0) == (device.capability, device.sm_count, device.shared_memory_bytes)
 
 
+def test_instruction_sets_that_vllm_asks_for_are_found(tmp_path: Path) -> None:
+    assert () == host.features(tmp_path)
+    machine(tmp_path)
+    assert () == host.cpu(tmp_path).features
+    flags = "fpu avx512f avx512_bf16 amx_bf16 amx_tile amx_int8"
+    write(tmp_path, "proc/cpuinfo", f"processor\t: 0\nflags\t\t: {flags}\n" * 2)
+    assert ("amx_tile", "avx512_bf16") == host.cpu(tmp_path).features
+    write(tmp_path, "proc/cpuinfo", "flags\t\t: fpu avx512_bf16_not amx_tiles\n")
+    assert () == host.features(tmp_path)
+
+
 def test_a_machine_that_tells_nothing_still_has_a_cpu(tmp_path: Path) -> None:
     assert (platform.machine(), 0) == (host.name(tmp_path), host.memory_bytes(tmp_path))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import date
 from pathlib import Path
 
@@ -245,6 +246,44 @@ def test_an_entry_may_be_for_some_pythons(speaks: bool, python: str) -> None:
 def test_a_python_that_is_no_range_is_refused() -> None:
     with pytest.raises(UsageError, match=r"python 'three' is not like '<3\.12'"):
         load(OLD_PYTHON.replace("<3.12", "three"))
+
+
+def of_cpus(line: str) -> str:
+    text = ENTRY.replace("  verdict", f"  {line}\n  verdict")
+    return re.sub(r"devices: .*", "devices: [cpu]", text)
+
+
+@pytest.mark.parametrize(
+    ("line", "features", "speaks"),
+    [
+        ("lacks: [amx_tile]", (), True),
+        ("lacks: [amx_tile]", ("avx512_bf16",), True),
+        ("lacks: [amx_tile]", ("amx_tile", "avx512_bf16"), False),
+        ("lacks: [amx_tile, avx512_bf16]", ("avx512_bf16",), False),
+        ("has: [amx_tile]", (), False),
+        ("has: [amx_tile]", ("avx512_bf16",), False),
+        ("has: [amx_tile]", ("amx_tile", "avx512_bf16"), True),
+        ("has: [amx_tile, avx512_bf16]", ("amx_tile",), False),
+    ],
+)
+def test_an_entry_may_be_for_cpus_that_have_or_lack_something(
+    line: str, features: tuple[str, ...], speaks: bool
+) -> None:
+    """vLLM's CPU build has some kernels for AMX alone."""
+    entries = load(of_cpus(line))
+    cell = ("dsv4-default-unset", "0.33.0", "cpu", None)
+    assert (entries[0] if speaks else None) == find(entries, *cell, features=features)
+
+
+@pytest.mark.parametrize("key", ["has", "lacks"])
+def test_only_a_cpu_has_or_lacks_what_is_known(key: str) -> None:
+    text = of_cpus(f"{key}: [amx]")
+    with pytest.raises(UsageError, match=f"{key} 'amx', known are amx_tile"):
+        load(text)
+    text = text.replace("[amx]", "[amx_tile]")
+    assert load(text)
+    with pytest.raises(UsageError, match=r"devices must be \[cpu\]"):
+        load(text.replace("devices: [cpu]", "devices: [cpu, sm90]"))
 
 
 def test_the_shipped_file_can_be_read() -> None:

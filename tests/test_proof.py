@@ -118,6 +118,14 @@ def test_a_corrupt_proof_is_made_again(tmp_path: Path) -> None:
     assert again.asked
 
 
+def test_a_deadline_on_a_busy_host_is_no_proof_for_later_runs(tmp_path: Path) -> None:
+    def late(request: Request) -> Record:
+        return replace(planned(request), end="timeout", stage="model")
+
+    assert Reductions(tmp_path, late).proof(cell()).problems
+    assert () == Reductions(tmp_path, Engine()).proof(cell()).problems
+
+
 @pytest.mark.parametrize(
     "kv",
     [

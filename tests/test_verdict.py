@@ -182,6 +182,43 @@ def test_an_engine_that_cannot_be_imported_is_broken(explicit: Explicit | None) 
     assert "broken" == judged(seen, explicit).verdict
 
 
+# ---- a host that cannot compute the weights ----
+
+NO_KERNEL = (
+    "Failed to find a kernel that can implement the ScaledMM linear layer. Reasons: \n"
+    "CPUFp8BlockScaledMMKernel requires AMX tile support (Sapphire Rapids or newer).."
+)
+ON_CPU = {"device": "cpu", "device_kind": "cpu", "capability": None, "declared": ()}
+
+
+@pytest.mark.parametrize("explicit", [None, OK, REJECTED])
+@pytest.mark.parametrize("known", [None, KNOWN])
+@pytest.mark.parametrize("dtype", ["unset", "fp8"])
+def test_a_cpu_that_cannot_compute_the_weights_is_skipped(
+    dtype: str, explicit: Explicit | None, known: Known | None
+) -> None:
+    found = judged(failed(dtype, "ValueError", NO_KERNEL, **ON_CPU), explicit, known)
+    assert ("skipped", None, None) == (found.verdict, found.known, found.stale)
+    assert "this CPU lacks AMX tile support" in found.reason
+    assert not found.passes
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "facts"),
+    [
+        ("ValueError", NO_KERNEL, {}),
+        ("ValueError", NO_KERNEL, {"device": "GPU-0", "device_kind": "gpu"}),
+        ("ValueError", NO_KERNEL, {"device": "MIG-0", "device_kind": "mig"}),
+        ("ValueError", f"{NO_KERNEL}\nOtherKernel has a bug.", ON_CPU),
+        ("ValueError", "FP8 KV cache on CPU requires x86 with AVX-512 or AMX.", ON_CPU),
+        ("AssertionError", NO_KERNEL, ON_CPU),
+        ("ValueError", NO_KERNEL, {**ON_CPU, "stage": "warmup"}),
+    ],
+)
+def test_no_other_failure_is_the_hosts(kind: str, message: str, facts: dict[str, Any]) -> None:
+    assert "broken" == judged(failed("unset", kind, message, **facts)).verdict
+
+
 # ---- rejected, unclean ----
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -240,8 +240,34 @@ def content_bytes(spec: Any) -> int:
     return int(spec.page_size_bytes if value is None else value)
 
 
+def draft_layers(runner: Any) -> frozenset[str]:
+    """Names of the layers of the model that drafts tokens, as a worker's runner knows them.
+
+    0.32's runner v1 keeps them with its drafter alone; elsewhere the layers themselves say so.
+    """
+    drafter = getattr(runner, "drafter", None)
+    return frozenset(getattr(drafter, "_draft_attn_layer_names", None) or ())
+
+
+def together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Views of one block of memory after another as one tensor (blocks, bytes), without memory.
+
+    A worker's layers hold a state so: the convolution's inputs, and the recurrence's matrix.
+    """
+    size = sum(part[0].numel() * part.element_size() for part in parts)
+    step = parts[0].stride(0) * parts[0].element_size()
+    return torch.empty_strided(
+        (parts[0].shape[0], size), (step, 1), dtype=torch.int8, device="meta"
+    )
+
+
 def declared_reasons(backend: Any, facts: dict[str, Any]) -> list[str]:
     """Why `backend` says that it does not support a configuration; [] where it does."""
+    if facts.get("device_capability") is None:
+        # A CPU's. A class that is derived from a GPU's compares it all the same (DeepSeek-V4's in
+        # 0.32.0), and would say nothing of the dtype.
+        any_device = classmethod(lambda _cls, _capability: True)
+        backend = type(backend.__name__, (backend,), {"supports_compute_capability": any_device})
     reasons = call(backend.validate_configuration, **facts)
     return [str(reason) for reason in reasons]
 

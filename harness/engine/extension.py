@@ -25,6 +25,7 @@ class Extension:
             built=True,
             specs=compat.planned_specs(self, config),
             kv_cache_config=config,
+            drafts=compat.draft_layers(self.model_runner),
         )
         holders = observe.layers(seen)
         seen.tensors = {

@@ -27,6 +27,8 @@ class Observed:
     """True once the model's layers have been constructed."""
     specs: dict[str, Any] = field(default_factory=dict)
     """Layer name -> KVCacheSpec."""
+    drafts: frozenset[str] = frozenset()
+    """Layers that draft tokens and do not say so themselves."""
     kv_cache_config: Any = None
     tensors: dict[str, Any] = field(default_factory=dict)
     """Layer name -> tensor, or list of tensors."""
@@ -139,10 +141,11 @@ def resolved(seen: Observed) -> Resolved:
     )
 
 
-def _first(tensor: Any) -> Any:
-    if isinstance(tensor, (list, tuple)):
-        return tensor[0] if tensor else None
-    return tensor
+def _whole(held: Any) -> Any:
+    """The tensor that a layer holds; a state's views taken together, as bytes."""
+    if not isinstance(held, (list, tuple)):
+        return held
+    return compat.together(held) if len(held) > 1 else held[0] if held else None
 
 
 def _shape(tensor: Any, num_blocks: int) -> tuple[int, ...]:
@@ -161,7 +164,7 @@ def kv(seen: Observed) -> tuple[KVCache, ...]:
     found: dict[KVCache, int] = {}
     blocks = int(seen.kv_cache_config.num_blocks) if seen.kv_cache_config is not None else 0
     for name, spec in seen.specs.items():
-        tensor = _first(seen.tensors.get(name))
+        tensor = _whole(seen.tensors.get(name))
         one = KVCache(
             kind=type(spec).__name__,
             role=role(name),
@@ -172,7 +175,8 @@ def kv(seen: Observed) -> tuple[KVCache, ...]:
             dtype=_dtype(spec.dtype) if hasattr(spec, "dtype") else "",
             cache_dtype=getattr(spec, "cache_dtype_str", None),
             compress_ratio=compat.tokens_per_state(spec),
-            draft=bool(getattr(layers(seen).get(name), "is_draft_layer", False)),
+            draft=name in seen.drafts
+            or bool(getattr(layers(seen).get(name), "is_draft_layer", False)),
             alignment=getattr(spec, "alignment", None),
             backend=_backend_name(layers(seen)[name]) if name in layers(seen) else None,
             shape=None if tensor is None or not blocks else _shape(tensor, blocks),

@@ -88,7 +88,8 @@ def _failed(error: BaseException | None) -> list[Question]:
 def _considered(question: Question) -> list[Candidate]:
     from vllm.platforms import current_platform
 
-    ask = getattr(current_platform, "get_valid_backends", None)
+    # Of the class: the platform object logs every name that it lacks.
+    ask = getattr(type(current_platform), "get_valid_backends", None)
     if ask is None:
         # The CPU's platform has no list to choose from.
         return []

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.errors import UsageError
+from harness.layouts import cpu
 from harness.layouts.page import ELEMENT_BYTES, Config, UnknownLayout, count
 
 _FP32 = "float32"
@@ -44,6 +45,12 @@ class State:
             f"conv {self.kernel - 1} x {self.width} channels x {ELEMENT_BYTES[own]} B + "
             f"state {matrix} x {ELEMENT_BYTES[self.element or own]} B = {self.size(own)}"
         )
+
+
+def kept(state: State, config: Config) -> State:
+    """The state in the element type that the device keeps it in, where it has one of its own."""
+    element = config.get(cpu.STATE_ELEMENT)
+    return state if element is None else replace(state, element=str(element))
 
 
 def mamba1(config: Config) -> State:

@@ -191,7 +191,7 @@ def _pages(
 ) -> tuple[Page, ...]:
     model, own = _MODELS[config["model_type"]], _own(config, capability)
     states, attentions = model.layers(config)
-    state = model.state(config)
+    state = state_layers.kept(model.state(config), config)
     size, text, block, padded = state.size(own), state.sum(own), blocks.size, state.size(own)
     attention: list[Page] = []
     if attentions:
