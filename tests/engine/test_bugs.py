@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import pytest
@@ -82,7 +83,8 @@ def test_bug_25988_an_override_of_the_default_is_applied_and_told(on: Any) -> No
 
 
 def test_bug_33021_what_the_default_became_is_shown(on: Any) -> None:
-    assert "fp8_ds_mla from" in on("virtual:h200")["text"]
+    became = on("virtual:h200")["text"].partition("What kv_cache_dtype became")[2]
+    assert re.search(r"unset \(\d+\)[^>]*-> fp8_ds_mla, stored as uint8", became), became
 
 
 def test_bug_14221_a_checkpoints_fp8_cache_that_is_ignored_is_a_mismatch(on: Any) -> None:
