@@ -15,14 +15,18 @@ from typing import Any
 
 import pytest
 
-from harness import durations, matrix, output, safe, versus
+from harness import diff, durations, matrix, output, safe, versus
 from harness.errors import EXIT_INFRA, InfraError
 from harness.matrix import Outcome
 from harness.plan import Cell
 from harness.progress import Progress, line
 from harness.record import loads
+from harness.report import changes
+from harness.report import differences as report
+from harness.report.changes import Sheet
 from harness.session import Run
 from harness.terminal import render
+from harness.view import MIN_WIDTH, Screen
 
 SECONDS_BETWEEN_LINES = 15.0
 """How often progress is printed where it cannot be rewritten in place (a CI log)."""
@@ -33,6 +37,10 @@ def cell_of(item: pytest.Item) -> Cell | None:
     callspec = getattr(item, "callspec", None)
     cell = callspec.params.get("cell") if callspec is not None else None
     return cell if isinstance(cell, Cell) else None
+
+
+BASELINE = pytest.StashKey[dict[str, Any]]()
+"""The matrix.json of the run to compare with."""
 
 
 class Board:
@@ -50,6 +58,7 @@ class Board:
         self._began = time.time()
         self._progress: Progress | None = None
         self._printed = 0.0
+        self._since: Sheet | None = None
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._plan([cell.id for item in session.items if (cell := cell_of(item)) is not None])
@@ -178,6 +187,10 @@ class Board:
             outcomes,
             [difference.to_json() for difference in versus.differences(outcomes)],
         )
+        if (baseline := self._config.stash.get(BASELINE, None)) is not None:
+            found = diff.diff(baseline, data, self._unselected())
+            self._since = report.sheet(found, baseline, data)
+            data["baseline"] = found.to_json()
         text = json.dumps(data, indent=1) + "\n"
         self._keep(lambda: output.write_whole(self._run.options.out / "matrix.json", text))
         with contextlib.suppress(InfraError):  # without them the next run is merely slower
@@ -186,6 +199,10 @@ class Board:
         session.exitstatus = (
             EXIT_INFRA if self._trouble and status == pytest.ExitCode.OK else status
         )
+
+    def _unselected(self) -> set[diff.Key]:
+        cells = (cell for name, cell in self._cells.items() if name not in self._planned)
+        return {(cell.case, cell.device.spec, cell.engine.version) for cell in cells}
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self._config.option.collectonly or not self._planned:
@@ -204,6 +221,10 @@ class Board:
         )
         for row in text.splitlines():
             writer.line(row)
+        if self._since is not None:
+            screen = Screen(max(writer.fullwidth, MIN_WIDTH), writer.hasmarkup, _unicode())
+            for row in (*changes.terminal(screen, self._since), ""):
+                writer.line(row)
         if self._trouble:
             writer.line(f"kvmatrix: {safe.printable(self._trouble)}", red=True)
         else:

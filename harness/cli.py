@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import device, host, install, nvml, plan, safe
+from harness.commands import agree, diff
 from harness.device import Discovery, Gpu
 from harness.errors import EXIT_INFRA, EXIT_USAGE, InfraError, UsageError
 from harness.facts import check_supported
@@ -56,6 +57,8 @@ def _main(arguments: list[str]) -> int:
         # All that follows is pytest's: argparse must not read it.
         return run(arguments[1:])
     options = _parser().parse_args(arguments)
+    if "command" in options:
+        return int(options.command(options))
     if "cell" in options:
         return _explain(options)
     rows = options.rows() if options.json else options.shown()
@@ -101,6 +104,8 @@ def _parser() -> argparse.ArgumentParser:
         shown = _SHOWN.get(name, rows)
         command.set_defaults(header=header, rows=rows, shown=shown, cells=cells, empty=empty)
     _add_explain(commands)
+    diff.add(commands)
+    agree.add(commands)
     commands.add_parser(
         "run",
         help="run the matrix: pytest with the arguments that follow",

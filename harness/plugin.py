@@ -17,8 +17,8 @@ from typing import NoReturn
 
 import pytest
 
-from harness import durations, safe, session
-from harness.board import Board, cell_of
+from harness import durations, result, safe, session
+from harness.board import BASELINE, Board, cell_of
 from harness.errors import EXIT_INFRA, EXIT_USAGE, InfraError, UsageError
 from harness.launch import ISOLATIONS, Launcher
 from harness.matrix import Outcome
@@ -121,6 +121,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="folder for matrix.json and records.jsonl (matrix/)",
     )
+    group.addoption(
+        "--baseline",
+        metavar="PATH",
+        help="matrix.json of an earlier run, or its folder: tell what has changed since (as "
+        "`kvmatrix diff`; the exit code stays that of this run)",
+    )
 
 
 def wants_cells(config: pytest.Config) -> bool:
@@ -138,6 +144,9 @@ def _start(config: pytest.Config) -> None:
     option = config.option
     if not wants_cells(config):
         return
+    if option.baseline is not None and not hasattr(config, "workerinput"):
+        # Before anything starts: this run may write its own to the same place.
+        config.stash[BASELINE] = result.load(Path(option.baseline))
     chosen = options(
         option.device,
         option.engine,

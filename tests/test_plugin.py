@@ -49,6 +49,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--depth", "generate"], ["generate", "virtual", "allocate"]),
         (["--case-timeout", "soon"], ["--case-timeout", "soon"]),
         (["--matrix-out=README.md"], ["README.md", "folder"]),
+        (["--baseline=README.md"], ["README.md", "not JSON"]),
+        (["--baseline=nowhere"], ["nowhere", "No such file"]),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(arguments: list[str], words: list[str]) -> None:
