@@ -33,6 +33,15 @@ def kept_names(path: Path) -> list[str]:
         return []
 
 
+def _version(path: Path) -> tuple[int, int] | None:
+    """Tells what is at `path` from what comes there later; None where there is nothing."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
 def add_names(path: Path, names: Iterable[str]) -> None:
     """Add module names to those at `path` for later cells and runs, whole or not at all; a full
     disk costs time.
@@ -40,6 +49,9 @@ def add_names(path: Path, names: Iterable[str]) -> None:
     Added, since a cell tells only what its server did not have: less behind another model's cells
     than in a run of its own.
     """
+    names = list(names)
+    if not names:  # the usual case, a cell of a warm model: the list is long, so it is not read
+        return
     kept = kept_names(path)
     all_names = list(dict.fromkeys((*kept, *names)))
     if all_names == kept:
@@ -118,6 +130,7 @@ def learner(device: Device, engine: str) -> Callable[[Mapping[str, Any]], None]:
     """
     tried: set[str] = set()
     scouted: set[str] = set()
+    read: dict[str, tuple[int, int] | None] = {}
 
     def before(request: Mapping[str, Any]) -> None:
         path = Path(request["modules"])
@@ -125,6 +138,11 @@ def learner(device: Device, engine: str) -> Callable[[Mapping[str, Any]], None]:
             scouted.add(str(path))
             if not path.exists():
                 add_names(path, scout(device, request, engine))
+        # A long list is not read again for each cell, only when one has added to it.
+        version = _version(path)
+        if version == read.get(str(path)):
+            return
+        read[str(path)] = version
         names = [name for name in kept_names(path) if name not in tried]
         tried.update(names)
         names = [name for name in names if name not in sys.modules]
