@@ -59,8 +59,6 @@ def _main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     if "command" in options:
         return int(options.command(options))
-    if "cell" in options:
-        return _explain(options)
     rows = options.rows() if options.json else options.shown()
     header, empty = options.header, options.empty
     if options.json:
@@ -141,6 +139,7 @@ def _add_explain(commands: Any) -> None:
         help="read its record from a records.jsonl of an earlier run, without an engine",
     )
     command.add_argument("--json", action="store_true", help="print a JSON object")
+    command.set_defaults(command=_explain)
 
 
 def _explain(options: argparse.Namespace) -> int:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 from typing import Any
 
-from harness import agree, result
-from harness.commands.show import formats, show
+from harness import agree
+from harness.commands.show import compare, formats
 from harness.report import agreement
 
 
@@ -32,10 +30,4 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the contradictions. The exit code of the epilog."""
-    virtual, measured = result.load(Path(options.virtual)), result.load(Path(options.measured))
-    found = agree.agree(virtual, measured)
-    if options.json:
-        print(json.dumps(found.to_json(), indent=1))
-    else:
-        show(agreement.sheet(found, virtual, measured), markdown=options.markdown)
-    return found.exit_code
+    return compare(options, options.virtual, options.measured, agree.agree, agreement.sheet)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 from typing import Any
 
-from harness import diff, result
-from harness.commands.show import formats, show
+from harness import diff
+from harness.commands.show import compare, formats
 from harness.report import differences
 
 
@@ -31,10 +29,4 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the differences. The exit code of the epilog."""
-    old, new = result.load(Path(options.old)), result.load(Path(options.new))
-    found = diff.diff(old, new)
-    if options.json:
-        print(json.dumps(found.to_json(), indent=1))
-    else:
-        show(differences.sheet(found, old, new), markdown=options.markdown)
-    return found.exit_code
+    return compare(options, options.old, options.new, diff.diff, differences.sheet)
