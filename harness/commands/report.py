@@ -100,7 +100,8 @@ def tell(found: Merged, out: Path) -> list[str]:
         if (more := len(about["merged"][kind]) - _NAMED) > 0:
             lines.append(f"kvmatrix: {more} more {kind}: matrix.json has them")
     counts = ", ".join(f"{number} {name}" for name, number in about["counts"].items())
-    return [*lines, f"wrote {out}: {len(found.data['cells'])} cells: {counts}"]
+    cells = len(found.data["cells"])
+    return [*lines, f"wrote {out}: {cells} cell{'' if cells == 1 else 's'}: {counts or 'nothing'}"]
 
 
 def _judge() -> merge.Judge:
