@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
@@ -14,10 +17,12 @@ import pytest
 from harness.cli import main
 from harness.record import dumps, loads
 from harness.report.markdown import LEAST
+from tests.chaos.planted import plant
 from tests.results import cell, matrix, write
 from tests.test_merge import record
 from tests.test_part import lines
 
+ROOT = Path(__file__).resolve().parent.parent
 KEPT = Path(__file__).parent / "resources" / "two-engines.jsonl"
 FORMATS = ("junit.xml", "matrix.json", "matrix.md", "records.jsonl")
 
@@ -55,6 +60,37 @@ def test_every_format_counts_the_same(tmp_path: Path) -> None:
     assert "3" == root.get("failures")
     records = [loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
     assert [c["kv_cache_dtype"] for c in data["cells"]] == [r.kv_cache_dtype for r in records]
+
+
+def test_a_run_writes_every_format_itself(tmp_path: Path) -> None:
+    python = plant(tmp_path)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "junit.xml").write_text("of an earlier run")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", f"--engine={python}", "--device", "virtual:h200"),
+            *(f"--matrix-out={out}", "-k", "dsv4-default-fine or dsv4-default-segfault"),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "KVMATRIX_CACHE": f"{tmp_path}/cache", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "matrix.json, matrix.md, junit.xml and records.jsonl are in" in done.stdout
+    assert [*FORMATS] == [*contents(out)]
+    assert "1 of 2 cells FAILED" in (out / "matrix.md").read_text("utf-8")
+    root = ET.parse(out / "junit.xml").getroot()
+    assert ("2", "1") == (root.get("tests"), root.get("failures"))
+
+    # A run that was killed leaves the matrix.json that it began with: no cell has reported.
+    data = json.loads((out / "matrix.json").read_text())
+    blank = [{**each, "verdict": "notrun"} for each in data["cells"]]
+    write(out, {**data, "cells": blank})
+    main(["report", str(out)])
+    again = {c["id"]: c["verdict"] for c in json.loads((out / "matrix.json").read_text())["cells"]}
+    assert {c["id"]: c["verdict"] for c in data["cells"]} == again
 
 
 def test_shuffled_shards_give_the_same_bytes(tmp_path: Path) -> None:
