@@ -6,25 +6,17 @@ Where parts tell different things of one cell, the worst is kept: a merge hides 
 from __future__ import annotations
 
 import json
-import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
-
-from harness.case import DEFAULT, UNSET, Case, slug
+from harness import joined
 from harness.change import between, case_of, facts, state, verdict
+from harness.joined import Data, Key
 from harness.matrix import SCHEMA
 from harness.part import Part
 from harness.record import Record, dumps
-from harness.verdict import PASSING, VERDICTS
-from harness.versus import WHATS
-
-Data = Mapping[str, Any]
-Key = tuple[Case, str, str]
-"""Case, device SPEC and vLLM version of a cell."""
+from harness.verdict import VERDICTS
 
 Judge = Callable[[Record], "tuple[dict[str, Any], dict[str, Any], dict[str, Any]]"]
 """A record judged as of now: its cell, engine and device, as matrix.json has them. ValueError says
@@ -75,9 +67,11 @@ def merge(parts: Iterable[Part], judge: Judge) -> Merged:
         faults += more
         for key, entry in keyed:
             entries.setdefault(key, []).append(entry)
-    engines, clash = _distinct(engines, "version", ("platform", "commit", "torch"), "vLLM ")
-    devices, others = _distinct(devices, "spec", ("kind", "name", "capability", "mig"), "device ")
-    order = _order(engines, devices)
+    engines, clash = joined.distinct(engines, "version", ("platform", "commit", "torch"), "vLLM ")
+    devices, others = joined.distinct(
+        devices, "spec", ("kind", "name", "capability", "mig"), "device "
+    )
+    order = joined.order_of(engines, devices)
     duplicates: list[dict[str, Any]] = []
     conflicts: list[dict[str, Any]] = []
     kept: list[tuple[Key, _Entry]] = []
@@ -87,7 +81,7 @@ def merge(parts: Iterable[Part], judge: Judge) -> Merged:
         if len(entries[key]) > 1:
             what = _disagreement(entries[key])
             (conflicts if what else duplicates).append(_told(key, entries[key], what))
-    ids = _ids([key for key, _ in kept], engines, devices)
+    ids = joined.ids_of([key for key, _ in kept], engines, devices)
     cells = [{**entry.cell, "id": name} for (_, entry), name in zip(kept, ids, strict=True)]
     matrices = [part.matrix for part in parts if part.matrix is not None]
     earlier = [matrix["run"].get("merged") or {} for matrix in matrices]
@@ -100,10 +94,10 @@ def merge(parts: Iterable[Part], judge: Judge) -> Merged:
     own = [name for part in parts for name in _made_of(part)]
     data = {
         "schema": SCHEMA,
-        "run": {**_run(matrices, cells), "merged": {"parts": sorted({*own}), **found}},
+        "run": {**joined.run(matrices, cells), "merged": {"parts": sorted({*own}), **found}},
         "engines": engines,
         "devices": devices,
-        "differences": _differences(matrices),
+        "differences": joined.differences(matrices),
         "cells": cells,
     }
     if len(matrices) == len(parts) == 1 and "baseline" in matrices[0]:
@@ -120,11 +114,7 @@ def _made_of(part: Part) -> Sequence[str]:
 def _union(found: list[Any], earlier: Sequence[Data], name: str) -> list[Any]:
     """Those of now and of earlier merges, each once, in an order that depends on nothing else."""
     every = [*found, *(each for before in earlier for each in before.get(name, ()))]
-    return [json.loads(text) for text in sorted({_text(each) for each in every})]
-
-
-def _text(data: Any) -> str:
-    return json.dumps(data, sort_keys=True)
+    return [json.loads(text) for text in sorted({joined.text(each) for each in every})]
 
 
 # ---- The cells of a part -------------------------------------------------------------------------
@@ -208,7 +198,7 @@ def _badness(entry: _Entry) -> tuple[int, int, str, str]:
     cell = entry.cell
     rank = _STATES.index(state(cell)) if cell["verdict"] != "notrun" else len(_STATES)
     plain = {name: value for name, value in cell.items() if name != "id"}
-    return rank, -VERDICTS.index(cell["verdict"]), _text(plain), _record_text(entry.record)
+    return rank, -VERDICTS.index(cell["verdict"]), joined.text(plain), _record_text(entry.record)
 
 
 def _record_text(record: Record | None) -> str:
@@ -232,128 +222,3 @@ def _told(key: Key, entries: Sequence[_Entry], what: str) -> dict[str, Any]:
     parts = [[e.part, verdict(e.cell)] for e in sorted(entries, key=lambda e: e.part)]
     found = {"id": case.id, "device": device, "engine": engine, "parts": parts}
     return {**found, "what": what} if what else found
-
-
-# ---- The run -------------------------------------------------------------------------------------
-
-
-def _run(matrices: Sequence[Data], cells: Sequence[Data]) -> dict[str, Any]:
-    runs = [matrix["run"] for matrix in matrices]
-    found: dict[str, Any] = dict(runs[0]) if len(runs) == 1 else {}
-    started = [run["started"] for run in runs if run.get("started")]
-    depths: dict[str, set[str]] = {}
-    for run in runs:
-        for device, depth in (run.get("depth") or {}).items():
-            depths.setdefault(device, set()).update(depth.split("+"))
-    found["started"] = min(started, default=None)
-    # Of all parts together: what the run cost, not how long it took.
-    found["seconds"] = round(math.fsum(run.get("seconds") or 0 for run in runs), 1)
-    found["depth"] = {device: "+".join(sorted(names)) for device, names in sorted(depths.items())}
-    found["counts"] = counts(cells)
-    found["vouched"] = dict(
-        sorted(
-            Counter(
-                "+".join(cell.get("vouched") or ()) or "nobody"
-                for cell in cells
-                if cell["verdict"] == "ok"
-            ).items(),
-            key=lambda item: (-item[1], item[0]),
-        )
-    )
-    return found
-
-
-def counts(cells: Iterable[Data]) -> dict[str, int]:
-    """How many of each verdict, in their order, `known` counted apart from it."""
-    found = Counter("known" if cell.get("known") else str(cell["verdict"]) for cell in cells)
-    return {name: found[name] for name in (*VERDICTS, "known") if found[name]}
-
-
-def _differences(matrices: Sequence[Data]) -> list[Any]:
-    every = {_text(each): each for matrix in matrices for each in matrix.get("differences", ())}
-    return sorted(every.values(), key=_difference)
-
-
-def _difference(each: Data) -> tuple[int, bool, bool, str]:
-    """The most important first, as `versus` has them."""
-    what, old, new = each.get("what"), each.get("old"), each.get("new")
-    place = WHATS.index(what) if what in WHATS else len(WHATS)
-    breaks = what == "verdict" and old in PASSING and new not in PASSING
-    fixes = what == "verdict" and old not in PASSING and new in PASSING
-    return place, not breaks, not fixes, _text(each)
-
-
-def _distinct(
-    found: Iterable[dict[str, Any]], name: str, same: Sequence[str], kind: str
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Each engine, or device, once, and what differs among those of one name."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for each in found:
-        groups.setdefault(each[name], []).append(each)
-    faults = []
-    for title, group in groups.items():
-        for field in same:
-            values = sorted({_text(each[field]) for each in group if each.get(field) is not None})
-            if len(values) > 1:
-                faults.append(f"{kind}{title}: parts differ in its {field}: {', '.join(values)}")
-    rank = _version if name == "version" else lambda text: (0, text)
-    # The fullest tells most: of an engine of which a record alone tells, little is known.
-    chosen = [
-        max(groups[title], key=lambda each: (len(_text(each)), _text(each)))
-        for title in sorted(groups, key=rank)
-    ]
-    return chosen, faults
-
-
-def _version(text: str) -> tuple[int, Any]:
-    try:
-        return 0, (Version(text), text)
-    except InvalidVersion:
-        return 1, text
-
-
-def _order(engines: Sequence[Data], devices: Sequence[Data]) -> Callable[[Key], Any]:
-    """Sorts cells as a run plans them, as far as its matrix.json says how."""
-    versions = {engine["version"]: place for place, engine in enumerate(engines)}
-    specs = {device["spec"]: place for place, device in enumerate(devices)}
-    names = {
-        engine["version"]: (
-            _places((DEFAULT, *engine.get("backends", ()))),
-            _places((UNSET, *engine.get("kv_cache_dtypes", ()))),
-        )
-        for engine in engines
-    }
-
-    def order(key: Key) -> Any:
-        case, device, engine = key
-        backends, dtypes = names[engine]
-        return (
-            *(versions[engine], specs[device], case.model),
-            *(case.block_size, case.tensor_parallel_size, case.model_runner),
-            *(backends.get(case.backend, len(backends)), case.backend),
-            *(dtypes.get(case.kv_cache_dtype, len(dtypes)), case.kv_cache_dtype),
-        )
-
-    return order
-
-
-def _places(names: Iterable[str]) -> dict[str, int]:
-    return {name: place for place, name in enumerate(dict.fromkeys(names))}
-
-
-def _ids(keys: Sequence[Key], engines: Sequence[Data], devices: Sequence[Data]) -> Iterator[str]:
-    """Ids as the plan gives them: device and engine are named where there are several."""
-    called = {device["spec"]: _device_id(device) for device in devices}
-    often = Counter(called.values())
-    for case, device, engine in keys:
-        short = called[device]
-        parts = [case.id]
-        if len(devices) > 1:
-            parts.append(short if often[short] == 1 else slug(device))
-        if len(engines) > 1:
-            parts.append(slug(engine))
-        yield "-".join(parts)
-
-
-def _device_id(device: Data) -> str:
-    return device.get("label") or slug(device["spec"] if not device.get("uuid") else device["name"])
