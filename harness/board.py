@@ -21,7 +21,7 @@ from harness.matrix import Outcome
 from harness.plan import Cell
 from harness.progress import Progress, line
 from harness.record import loads
-from harness.report import changes
+from harness.report import changes, files
 from harness.report import differences as report
 from harness.report.changes import Sheet
 from harness.session import Run
@@ -93,7 +93,16 @@ class Board:
         ]
 
     def _open(self) -> None:
-        self._records = output.Records(self._run.options.out)
+        out = self._run.options.out
+        self._records = output.Records(out)
+        # Nothing of an earlier run may be read as this one's, should it be cut off: until it ends,
+        # every cell that was planned is one that never reported.
+        files.remove(out)
+        self._write(self._data(self.outcomes()))
+
+    def _write(self, data: dict[str, Any]) -> None:
+        path = self._run.options.out / "matrix.json"
+        output.write_whole(path, json.dumps(data, indent=1) + "\n")
 
     def _keep(self, write: Callable[[], None]) -> None:
         """Write, but let a full disk cost the file alone: the run goes on, and says so."""
@@ -173,6 +182,22 @@ class Board:
         if self._records is not None:
             self._records.close()
         outcomes = self.outcomes()
+        data = self._data(outcomes)
+        if (baseline := self._config.stash.get(BASELINE, None)) is not None:
+            found = diff.diff(baseline, data, self._unselected())
+            self._since = report.sheet(found, baseline, data)
+            data["baseline"] = found.to_json()
+        self._keep(lambda: self._write(data))
+        self._keep(lambda: files.write(self._run.options.out, data))
+        with contextlib.suppress(InfraError):  # without them the next run is merely slower
+            durations.save(self._run.cache, self._seconds)
+        status = _exit_status(int(exitstatus), outcomes)
+        session.exitstatus = (
+            EXIT_INFRA if self._trouble and status == pytest.ExitCode.OK else status
+        )
+
+    def _data(self, outcomes: list[Outcome]) -> dict[str, Any]:
+        """matrix.json as of now."""
         about = {
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began)),
             "seconds": round(time.time() - self._began, 1),
@@ -180,24 +205,12 @@ class Board:
             "counts": matrix.counts(outcome.judgement for outcome in outcomes),
             "vouched": matrix.vouched(outcome.judgement for outcome in outcomes),
         }
-        data = matrix.to_json(
+        return matrix.to_json(
             about,
             self._run.engines,
             self._run.options.devices,
             outcomes,
             [difference.to_json() for difference in versus.differences(outcomes)],
-        )
-        if (baseline := self._config.stash.get(BASELINE, None)) is not None:
-            found = diff.diff(baseline, data, self._unselected())
-            self._since = report.sheet(found, baseline, data)
-            data["baseline"] = found.to_json()
-        text = json.dumps(data, indent=1) + "\n"
-        self._keep(lambda: output.write_whole(self._run.options.out / "matrix.json", text))
-        with contextlib.suppress(InfraError):  # without them the next run is merely slower
-            durations.save(self._run.cache, self._seconds)
-        status = _exit_status(int(exitstatus), outcomes)
-        session.exitstatus = (
-            EXIT_INFRA if self._trouble and status == pytest.ExitCode.OK else status
         )
 
     def _unselected(self) -> set[diff.Key]:
@@ -228,7 +241,8 @@ class Board:
         if self._trouble:
             writer.line(f"kvmatrix: {safe.printable(self._trouble)}", red=True)
         else:
-            writer.line(f"matrix.json and records.jsonl are in {self._run.options.out}")
+            names = ", ".join(("matrix.json", *files.NAMES))
+            writer.line(f"{names} and records.jsonl are in {self._run.options.out}")
 
     def _titles(self) -> dict[tuple[str, str], str]:
         titles = {}

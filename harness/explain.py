@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import sys
@@ -12,18 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness import device, host, install, known, plan, proof, reproduce, session, story
-from harness.case import RUNNERS, Case
-from harness.device import Device, Pool
+from harness import device, plan, proof, reproduce, session, story
+from harness.case import RUNNERS
 from harness.engine import arguments
 from harness.errors import EXIT_INFRA, UsageError, near, unknown
-from harness.facts import EngineFacts
 from harness.layout import Match, NoLayout, UnknownLayout
 from harness.matrix import Outcome
-from harness.options import Options, options
+from harness.options import options
 from harness.plan import Axes, Cell
 from harness.proof import Reductions
 from harness.record import Record, RecordError, loads
+from harness.rejudge import Rejudge
 from harness.session import Run
 from harness.story import Story
 
@@ -147,7 +145,9 @@ def read(
         several = ", ".join(f"--device {place} --engine {engine}" for place, engine in places)
         raise UsageError(f"{path} has {name!r} more than once: say which with {several}")
     # A file may have been written to by more than one run: the last one counts.
-    return _kept(found[-1], models or plan.MODELS)
+    record = found[-1]
+    this = Rejudge(models or plan.MODELS).run(record)
+    return told(this, this.judge(this.cells[0], record))
 
 
 def _records(path: Path) -> Iterable[Record]:
@@ -162,53 +162,6 @@ def _records(path: Path) -> Iterable[Record]:
                 yield loads(line)
             except RecordError as error:
                 raise UsageError(f"{path} line {number}: {error}") from None
-
-
-def _kept(record: Record, folder: Path) -> Story:
-    """A record judged by what is expected today."""
-    models = {model.key: model for model in plan.models(folder)}
-    if record.model not in models:
-        raise unknown("model", record.model, models, "`kvmatrix models` lists them")
-    model = models[record.model]
-    axes = parse(record.id).axes
-    case = Case(
-        record.model,
-        record.backend,
-        record.kv_cache_dtype,
-        record.block_size,
-        record.tensor_parallel_size,
-        axes.model_runners[0],
-    )
-    place = _device(record)
-    engine = EngineFacts("", record.engine, None, "", None, None, None, "", (), (), {})
-    source = folder.parent / "known.yaml"
-    entries = known.load(source.read_text(encoding="utf-8")) if source.is_file() else ()
-    length = record.capacity.max_model_len if record.capacity else None
-    chosen = Options((Pool(place, (place,)),), (record.engine,), None, None, Path())
-    this = Run(
-        replace(chosen, max_model_len=length),
-        (engine,),
-        tuple(models.values()),
-        (cell := Cell(record.id, case, model, place, engine),),
-        session.explicit_cases(folder.parent),
-        known.relevant(entries, {(record.engine, place.spec, place.capability)}),
-        install.cache_folder(os.environ),
-    )
-    return told(this, this.judge(cell, record))
-
-
-def _device(record: Record) -> Device:
-    """The device of a record. Of a real one no more is known than the record says."""
-    if record.device_kind == "virtual":
-        return device.parse(record.device)
-    memory = record.memory.total_bytes if record.memory else 0
-    return replace(
-        # Records of a CPU seldom leave their machine.
-        device.cpu(record.device, memory, host.features()),
-        spec=record.device,
-        kind=record.device_kind,
-        capability=record.capability,
-    )
 
 
 # ---- Both ----------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--matrix-out",
         default="matrix",
         metavar="DIR",
-        help="folder for matrix.json and records.jsonl (matrix/)",
+        help="folder for matrix.json, matrix.md, junit.xml and records.jsonl (matrix/)",
     )
     group.addoption(
         "--baseline",

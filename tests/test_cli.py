@@ -17,7 +17,7 @@ from harness.install import Found
 from harness.table import table
 from tests.fake_nvml import Card, FakeNvml, Slice
 
-COMMANDS = ("devices", "engines", "models", "explain", "diff", "agree", "run")
+COMMANDS = ("devices", "engines", "models", "explain", "diff", "agree", "report", "run")
 
 
 def model(folder: Path, key: str, **config: Any) -> None:
