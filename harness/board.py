@@ -20,7 +20,7 @@ from harness.errors import EXIT_INFRA, InfraError
 from harness.matrix import Outcome
 from harness.plan import Cell
 from harness.progress import Progress, line
-from harness.record import loads
+from harness.record import loads, to_json
 from harness.report import changes, files
 from harness.report import differences as report
 from harness.report.changes import Sheet
@@ -188,7 +188,8 @@ class Board:
             self._since = report.sheet(found, baseline, data)
             data["baseline"] = found.to_json()
         self._keep(lambda: self._write(data))
-        self._keep(lambda: files.write(self._run.options.out, data))
+        records = [to_json(outcome.record) for outcome in outcomes if outcome.record is not None]
+        self._keep(lambda: files.write(self._run.options.out, data, records))
         with contextlib.suppress(InfraError):  # without them the next run is merely slower
             durations.save(self._run.cache, self._seconds)
         status = _exit_status(int(exitstatus), outcomes)

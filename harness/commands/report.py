@@ -13,7 +13,7 @@ from harness import merge, output, part, safe
 from harness.errors import UsageError
 from harness.matrix import cell_json
 from harness.merge import Merged
-from harness.record import Record, dumps
+from harness.record import Record, dumps, to_json
 from harness.report import files, markdown
 
 _NAMED = 12
@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
         "report",
         help="write every format again from records, and merge shards",
         description="Read matrix.json and records.jsonl of one or more folders, make them one, and "
-        "write matrix.json, records.jsonl, matrix.md and junit.xml. A cell that several folders "
+        "write matrix.json, records.jsonl, matrix.html, matrix.md and junit.xml. A cell that several folders "
         "have is named, and where they disagree the worst is kept. Records without a verdict, as "
         "those of a run that was cut off, are judged as of now.",
         epilog="example: kvmatrix report shard-1 shard-2 shard-3 --out matrix; exit code: 0 "
@@ -81,7 +81,7 @@ def write(out: Path, found: Merged, budget: int) -> None:
     lines = "".join(dumps(record) + "\n" for record in found.records)
     output.write_whole(out / "records.jsonl", lines)
     output.write_whole(out / "matrix.json", json.dumps(found.data, indent=1) + "\n")
-    files.write(out, found.data, budget)
+    files.write(out, found.data, [to_json(record) for record in found.records], budget)
 
 
 def tell(found: Merged, out: Path) -> list[str]:

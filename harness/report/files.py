@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,21 @@ from harness import output
 from harness.errors import InfraError
 from harness.report import junit, markdown
 
-NAMES = ("matrix.md", "junit.xml")
+NAMES = ("matrix.html", "matrix.md", "junit.xml")
 
 
-def write(folder: Path, data: Mapping[str, Any], budget: int = markdown.LIMIT) -> None:
-    """Write all of them, matrix.md in at most `budget` bytes. InfraError names one that the disk
-    does not take."""
+def write(
+    folder: Path,
+    data: Mapping[str, Any],
+    records: Iterable[Mapping[str, Any]] = (),
+    budget: int = markdown.LIMIT,
+) -> None:
+    """Write all of them, matrix.md in at most `budget` bytes. `records` are lines of records.jsonl:
+    what the page shows of a log. InfraError names a file that the disk does not take."""
+    # Here: neither a worker nor a run without cells needs the template engine.
+    from harness.report import page
+
+    output.write_whole(folder / "matrix.html", page.render(data, records))
     output.write_whole(folder / "matrix.md", markdown.render(data, budget))
     output.write_whole(folder / "junit.xml", junit.render(data))
 

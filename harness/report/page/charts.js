@@ -1,0 +1,151 @@
+// Two charts, drawn as SVG from what the filters let through.
+const SVG = "http://www.w3.org/2000/svg";
+const BAR = 16;
+const STEP = 22;
+
+function svg(name, attributes, ...children) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+/** The largest round number of ticks for a scale that ends at `most`. */
+function ticks(most, count) {
+  const rough = most / count;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((one) => one >= rough);
+  return Array.from({ length: Math.floor(most / step) + 1 }, (_, index) => index * step);
+}
+
+const short = (value) =>
+  value >= 1e6 ? `${+(value / 1e6).toFixed(2)} M` : value >= 1e3 ? `${+(value / 1e3).toFixed(1)} k` : String(value);
+
+/** Horizontal bars in groups: [{name, bars: [{label, value, hatched}]}]. */
+function bars(title, groups, width) {
+  const narrow = width < 560;
+  const side = narrow ? 0 : 150;
+  const room = Math.max(120, width - side - (narrow ? 90 : 300));
+  const most = Math.max(...groups.flatMap((group) => group.bars.map((bar) => bar.value)), 1);
+  const scale = (value) => (value / most) * room;
+  const marks = ticks(most, narrow ? 3 : 6);
+  const drawing = svg("svg", { role: "img", "aria-label": title, width });
+  const pattern = svg("pattern", { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
+  pattern.append(svg("rect", { width: 6, height: 6, class: "hatch-base" }), svg("rect", { width: 2, height: 6, class: "hatch-line" }));
+  drawing.append(svg("defs", {}, pattern));
+  const grid = svg("g", { class: "axis" });
+  drawing.append(grid);
+  let y = 24;
+  for (const group of groups) {
+    if (narrow) y += 18;
+    drawing.append(svg("text", { x: narrow ? 0 : side - 10, y: narrow ? y - 5 : y + 12, class: narrow ? "group" : "group end" }, group.name));
+    for (const bar of group.bars) {
+      const long = Math.max(2, scale(bar.value));
+      drawing.append(svg("rect", { x: side, y, width: long, height: BAR, rx: 2, class: bar.hatched ? "bar hatched" : "bar" }, svg("title", {}, `${group.name}: ${bar.full}`)));
+      const label = clipped(bar.label, Math.max(12, Math.floor((width - side - long - 12) / 6.6)));
+      drawing.append(svg("text", { x: side + long + 6, y: y + 12 }, label));
+      y += STEP;
+    }
+    y += 8;
+  }
+  for (const mark of marks) {
+    const x = side + scale(mark);
+    grid.append(svg("line", { x1: x, x2: x, y1: 18, y2: y }), svg("text", { x, y: 12, class: mark ? "middle" : "" }, short(mark)));
+  }
+  drawing.setAttribute("height", y + 4);
+  drawing.setAttribute("viewBox", `0 0 ${width} ${y + 4}`);
+  return drawing;
+}
+
+function chart(title, note, groups, heads, width) {
+  const filled = groups.filter((group) => group.bars.length);
+  if (!filled.length) return [el("h2", {}, title), el("p", { class: "empty" }, "Nothing here has such a number: clear a filter.")];
+  const rows = filled.flatMap((group) => group.bars.map((bar) => [group.name, ...bar.cells]));
+  const asTable = el("details", {}, el("summary", {}, "As a table"), table(title, heads, rows));
+  return [el("h2", {}, title), el("p", { class: "note" }, note), bars(title, filled, width), asTable];
+}
+
+/** Cells that went through, where a backend was passed only if none went through without. */
+function served(cells, key) {
+  const found = new Map();
+  for (const cell of cells) {
+    const plain = get(cell, "backend") === "default";
+    const old = found.get(key(cell));
+    if (!old || (plain && get(old, "backend") !== "default")) found.set(key(cell), cell);
+  }
+  return found;
+}
+
+const usable = (cell) => get(cell, "kv_bytes_per_token") > 0 && !get(cell, "error") && !get(cell, "row");
+
+function perTokenGroups(where) {
+  const cells = data.cells.filter((cell) => usable(cell) && place(cell) === where && matches(cell));
+  const groups = new Map(unique(cells.map((cell) => get(cell, "model"))).map((model) => [model, new Map()]));
+  for (const cell of served(cells, (one) => `${get(one, "model")}\n${get(one, "kv_cache_dtype")}`).values()) {
+    const values = groups.get(get(cell, "model"));
+    const bytes = get(cell, "kv_bytes_per_token");
+    values.set(bytes, [...(values.get(bytes) || []), get(cell, "kv_cache_dtype")]);
+  }
+  return [...groups].map(([name, values]) => ({
+    name,
+    bars: [...values].sort((a, b) => b[0] - a[0]).map(([value, names]) => {
+      const full = `${number(value)} B  ${names.join(", ")}`;
+      return { value, label: full, full, cells: [names.join(", "), number(value)] };
+    }),
+  }));
+}
+
+function fitGroups(asked) {
+  const cells = data.cells.filter(
+    (cell) => get(cell, "capacity") && get(cell, "kv_cache_dtype") === asked && usable(cell) && matches(cell),
+  );
+  const many = unique(cells.map((cell) => get(cell, "engine"))).length > 1;
+  const groups = new Map();
+  for (const cell of served(cells, (one) => `${get(one, "model")}\n${place(one)}`).values()) {
+    const tokens = get(cell, "capacity").tokens;
+    const device = get(cell, "device") + (many ? `, vLLM ${get(cell, "engine")}` : "");
+    const memory = get(cell, "memory");
+    const hatched = Boolean(memory && !memory.weights_fit);
+    const bar = { value: tokens, hatched, cells: [device, number(tokens), hatched ? "no" : "yes"] };
+    bar.full = bar.label = `${number(tokens)}${hatched ? "*" : ""}  ${device}`;
+    groups.set(get(cell, "model"), [...(groups.get(get(cell, "model")) || []), bar]);
+  }
+  return [...groups].map(([name, of]) => ({ name, bars: of }));
+}
+
+function choice(label, key, values, chosen, names = values) {
+  const select = el("select", { id: `chart-${key}` });
+  values.forEach((value, index) => select.append(el("option", { value, selected: value === chosen }, names[index])));
+  select.addEventListener("change", () => {
+    state.chart[key] = select.value;
+    writeHash();
+    showCharts();
+  });
+  return el("label", { class: "pick" }, `${label} `, select);
+}
+
+function showCharts() {
+  const width = Math.max(280, Math.min(1200, $("main").clientWidth - 32));
+  const places = facets.map((facet) => facet.key);
+  const matching = data.cells.filter((cell) => matches(cell));
+  const where = places.includes(state.chart.place) ? state.chart.place : matching.length ? place(matching[0]) : places[0];
+  const dtypes = unique(data.cells.map((cell) => get(cell, "kv_cache_dtype")));
+  const asked = dtypes.includes(state.chart.asked) ? state.chart.asked : dtypes[0];
+  const first = chart(
+    "KV bytes per token, by model and kv_cache_dtype",
+    "What one more token of context costs at full blocks, over all layers that keep every token. dtypes that cost the same share a bar. Default backend, or another where the default does not serve.",
+    where === undefined ? [] : perTokenGroups(where),
+    ["model", "kv_cache_dtype", "bytes per token"],
+    width,
+  );
+  const second = chart(
+    "Tokens that fit, by model and device",
+    "Where each request has the longest context that was planned, as vLLM computes it. Hatched and *: the weights do not fit the device; planned as if they lay elsewhere.",
+    asked === undefined ? [] : fitGroups(asked),
+    ["model", "device", "tokens", "weights fit"],
+    width,
+  );
+  if (places.length > 1) first.splice(1, 0, choice("Device and engine", "place", places, where, facets.map((facet) => facet.title)));
+  if (dtypes.length > 1) second.splice(1, 0, choice("kv_cache_dtype", "asked", dtypes, asked));
+  $("charts").replaceChildren(el("section", { class: "chart" }, first), el("section", { class: "chart" }, second));
+}
