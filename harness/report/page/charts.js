@@ -76,7 +76,7 @@ function served(cells, key) {
   return found;
 }
 
-const usable = (cell) => get(cell, "kv_bytes_per_token") > 0 && !get(cell, "error") && !get(cell, "row");
+const usable = (cell) => get(cell, "verdict") === "ok" && get(cell, "kv_bytes_per_token") > 0 && !get(cell, "row");
 
 function perTokenGroups(where) {
   const cells = data.cells.filter((cell) => usable(cell) && place(cell) === where && matches(cell));
@@ -133,7 +133,7 @@ function showCharts() {
   const asked = dtypes.includes(state.chart.asked) ? state.chart.asked : dtypes[0];
   const first = chart(
     "KV bytes per token, by model and kv_cache_dtype",
-    "What one more token of context costs at full blocks, over all layers that keep every token. dtypes that cost the same share a bar. Default backend, or another where the default does not serve.",
+    "What one more token of context costs at full blocks, over all layers that keep every token, of cells that are ok. dtypes that cost the same share a bar. Default backend, or another where the default does not serve.",
     where === undefined ? [] : perTokenGroups(where),
     ["model", "kv_cache_dtype", "bytes per token"],
     width,

@@ -38,7 +38,7 @@ function el(name, attributes = {}, ...children) {
     if (value === true) made.setAttribute(key, "");
     else if (value !== null && value !== undefined && value !== false) made.setAttribute(key, value);
   }
-  made.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return made;
 }
 

@@ -5,7 +5,7 @@ const BYTES = {
 };
 
 function part(title, ...children) {
-  const kept = children.flat().filter(Boolean);
+  const kept = children.flat(Infinity).filter(Boolean);
   return kept.length ? el("section", {}, el("h3", {}, title), kept) : null;
 }
 
@@ -42,7 +42,7 @@ function arithmetic(kv) {
     const why = aligned && Number.isInteger(times) ? `, ${number(times)} × ${kv.alignment}` : "";
     lines.push(`+ ${number(padding)} padding${why}`);
   }
-  return lines.join(" ");
+  return lines.map((line) => el("span", {}, line));
 }
 
 function pages(cell) {
@@ -52,7 +52,7 @@ function pages(cell) {
     number(kv.layers),
     kv.compress_ratio > 1 ? `${number(kv.block_size)} (${kv.compress_ratio} tokens a state)` : number(kv.block_size),
     el("b", {}, number(kv.page_size_bytes)),
-    arithmetic(kv),
+    el("span", { class: "sums" }, arithmetic(kv)),
     `${kv.tensor_dtype || kv.dtype || "–"}${kv.cache_dtype ? `, ${kv.cache_dtype}` : ""}`,
     kv.backend || "–",
     kv.window ? number(kv.window) : kv.grows ? "all" : "state",

@@ -28,7 +28,11 @@ function showLinked() {
   const cell = state.cell && data.cells.find((one) => get(one, "id") === state.cell);
   if (cell) {
     current = cell.index;
+    const facet = facets.find((one) => one.cells.includes(cell));
+    if (state.view === "matrix") draw(facet);
     markCurrent();
+    const button = $("matrix").querySelector(`[data-i="${cell.index}"]`);
+    if (button) button.scrollIntoView({ block: "center", inline: "nearest" });
     showDetail(cell);
   } else if ($("detail").open) $("detail").close();
 }
