@@ -1,5 +1,7 @@
 // The tables: one for each device and engine, drawn when it comes near the window.
 const facets = [];
+const FIRST = 1000; // Cells that are drawn at once, and in each step after.
+const NEXT = 2500;
 let current = null; // The cell that Tab leads to.
 
 /** Rows, columns and cells of a facet that the filters let through. */
@@ -49,7 +51,17 @@ function tableHtml(facet) {
     `<table><caption class="vh">${esc(facet.title)}: what the KV cache became</caption>`,
     `<thead><tr><th scope="col" class="corner">backend</th>${heads}</tr></thead>`,
   ];
-  for (const [model, rows] of facet.models) {
+  html.push(bodiesHtml(facet, FIRST), "</table>");
+  return html.join("");
+}
+
+/** The next models of a facet as <tbody>s, at least `most` cells if there are so many. */
+function bodiesHtml(facet, most) {
+  const html = [];
+  let count = 0;
+  while (facet.rest.length && count < most) {
+    const [model, rows] = facet.rest.shift();
+    count += rows.size * facet.columns.length;
     html.push(
       `<tbody><tr class="m"><th scope="rowgroup" colspan="${facet.columns.length + 1}">`,
       `<span>${esc(model)}</span></th></tr>`,
@@ -61,7 +73,6 @@ function tableHtml(facet) {
     }
     html.push("</tbody>");
   }
-  html.push("</table>");
   return html.join("");
 }
 
@@ -69,9 +80,34 @@ function draw(facet) {
   if (facet.drawn || !facet.open || !facet.shown) return;
   facet.drawn = true;
   facet.body.classList.remove("waiting");
-  facet.body.style.minHeight = "";
+  facet.rest = [...facet.models];
   facet.body.innerHTML = tableHtml(facet);
-  if (current !== null) markCurrent();
+  if (current === null) markCurrent();
+  later(facet);
+}
+
+/** Draw what is left of a facet once the page has had time to answer. */
+function later(facet) {
+  if (!facet.rest.length) {
+    facet.body.style.minHeight = "";
+    return;
+  }
+  const left = facet.rest;
+  setTimeout(() => {
+    // Another filter may have come meanwhile.
+    if (facet.rest === left && facet.rest.length) drawMore(facet, NEXT);
+  }, 30);
+}
+
+function drawMore(facet, most) {
+  facet.body.firstChild.insertAdjacentHTML("beforeend", bodiesHtml(facet, most));
+  later(facet);
+}
+
+/** Draw all of a facet now. */
+function finish(facet) {
+  draw(facet);
+  if (facet.drawn && facet.rest.length) drawMore(facet, Infinity);
 }
 
 const near = new IntersectionObserver(
@@ -104,7 +140,7 @@ function buildFacets() {
     const facts = el("span", { class: "facts" }, about.filter(Boolean).join(" · "));
     const body = el("div", { class: "body waiting" });
     const section = el("section", { "aria-label": title }, el("div", { class: "head" }, head, facts, count), body);
-    const facet = { key, title, cells, order, body, section, count, open: true, drawn: false };
+    const facet = { key, title, cells, order, body, section, count, open: true, drawn: false, rest: [] };
     body.facet = facet;
     button.addEventListener("click", () => {
       facet.open = !facet.open;
@@ -126,6 +162,7 @@ function showFacets() {
     layOut(facet);
     shown += facet.shown;
     facet.drawn = false;
+    facet.rest = [];
     facet.section.hidden = facet.shown === 0;
     facet.count.textContent = `${number(facet.shown)} of ${number(facet.cells.length)}`;
     facet.body.textContent = "";
@@ -168,6 +205,7 @@ function beside(button, key) {
   const step = key === "ArrowUp" || key === "PageUp" ? -1 : 1;
   let left = key === "PageUp" || key === "PageDown" ? 10 : 1;
   const table = row.closest("table");
+  finish(table.parentElement.facet);
   let best = null;
   for (let index = row.rowIndex + step; left > 0 && table.rows[index]; index += step) {
     const other = table.rows[index].cells[td.cellIndex];
@@ -180,7 +218,7 @@ function beside(button, key) {
   if (best) return best;
   const facet = table.parentElement.facet;
   for (let index = facets.indexOf(facet) + step; facets[index]; index += step) {
-    draw(facets[index]);
+    finish(facets[index]);
     const cells = facets[index].open ? [...facets[index].body.querySelectorAll(".c")] : [];
     if (cells.length) return step > 0 ? cells[0] : cells[cells.length - 1];
   }

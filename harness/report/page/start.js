@@ -29,7 +29,7 @@ function showLinked() {
   if (cell) {
     current = cell.index;
     const facet = facets.find((one) => one.cells.includes(cell));
-    if (state.view === "matrix") draw(facet);
+    if (state.view === "matrix") finish(facet);
     markCurrent();
     const button = $("matrix").querySelector(`[data-i="${cell.index}"]`);
     if (button) button.scrollIntoView({ block: "center", inline: "nearest" });
@@ -180,7 +180,7 @@ startKeys();
 listenForStories(openCell);
 addEventListener("hashchange", followHash);
 addEventListener("popstate", followHash);
-addEventListener("beforeprint", () => facets.forEach(draw));
+addEventListener("beforeprint", () => facets.forEach(finish));
 addEventListener("resize", () => state.view === "charts" && showCharts());
 readHash();
 show();

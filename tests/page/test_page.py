@@ -1,0 +1,216 @@
+"""The page in headless Chromium. `show` also fails a test by which the console said anything, a
+script ran that is not the page's own, or a request left the page."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.report import page
+from tests.page.conftest import cell, whole
+
+CELLS = [
+    cell("llama3", "unset"),
+    cell("llama3", "fp8", "rejected"),
+    cell("dsv4", "unset", "broken", reason="fp8_ds_mla layout only supports fp8"),
+    cell("dsv4", "fp8"),
+]
+
+
+def names(tab):
+    return [b.get_attribute("aria-label").split(",")[0] for b in tab.query_selector_all(".c")]
+
+
+def test_a_table_with_headers_for_rows_and_columns(show):
+    tab = show(CELLS).at()
+    heads = tab.eval_on_selector_all("thead th[scope=col]", "all => all.map(e => e.textContent)")
+    assert ["backend", "unset", "fp8"] == heads
+    groups = tab.eval_on_selector_all("th[scope=rowgroup]", "all => all.map(e => e.textContent)")
+    assert ["llama3", "dsv4"] == groups
+    assert ["ok", "rejected", "broken", "ok"] == names(tab)
+    assert "4 of 4 cells" == tab.inner_text("#shown")
+
+
+def test_a_cell_shows_glyph_page_and_dtype(show):
+    tab = show(CELLS).at()
+    assert ["✓", "65,536", "auto"] == tab.inner_text(".c >> nth=0").split()
+
+
+def test_a_filter_is_held_in_the_url_and_read_from_it(show):
+    opened = show(CELLS)
+    tab = opened.at()
+    tab.click("[data-verdict=broken]")
+    assert ["broken"] == names(tab)
+    assert "verdict=broken" in tab.url
+    tab = opened.at("model=dsv4&kv_cache_dtype=fp8")
+    assert ["ok"] == names(tab)
+    tab.click("#clear")
+    assert 4 == len(names(tab))
+    assert "model" not in tab.url
+
+
+@pytest.mark.parametrize(
+    ("fragment", "left"),
+    [
+        ("device=virtual:b200", 1),
+        ("engine=0.33.0", 3),
+        ("backend=FLASHINFER", 1),
+        ("search=only%20FP8", 1),
+        ("differences=1", 2),
+        ("nonsense=1", 4),
+        ("model=nobody", 0),
+    ],
+)
+def test_filters(show, fragment, left):
+    reason = "only supports fp8"
+    cells = [
+        cell(dtype="auto"),
+        cell(dtype="auto", verdict="broken", device="virtual:b200", reason=reason),
+        cell(dtype="fp8", backend="FLASHINFER", verdict="rejected"),
+        cell(dtype="bfloat16", engine="0.27.1"),
+    ]
+    assert f"{left} of 4 cells" == show(cells).at(fragment).inner_text("#shown")
+
+
+def test_a_link_opens_a_cell_and_escape_closes_it(show):
+    tab = show(CELLS).at("cell=dsv4-default-unset")
+    assert tab.is_visible("#detail")
+    assert "dsv4-default-unset" == tab.inner_text("#detail-title")
+    assert "fp8_ds_mla layout only supports fp8" in tab.inner_text("#detail")
+    tab.keyboard.press("Escape")
+    assert not tab.is_visible("#detail")
+    assert "cell=" not in tab.url
+
+
+def test_keys_move_open_close_and_search(show):
+    tab = show(CELLS).at()
+    tab.focus(".c[tabindex='0']")
+    tab.keyboard.press("ArrowRight")
+    tab.keyboard.press("ArrowDown")
+    tab.keyboard.press("Enter")
+    assert "dsv4-default-fp8" == tab.inner_text("#detail-title")
+    assert "cell=dsv4-default-fp8" in tab.url
+    tab.keyboard.press("Escape")
+    assert "true" == tab.evaluate("String(document.activeElement.matches('.c'))")
+    tab.keyboard.press("/")
+    tab.keyboard.type("layout only")
+    tab.locator("#shown", has_text="1 of 4 cells").wait_for()
+    assert ["broken"] == names(tab)
+
+
+def test_back_closes_a_cell(show):
+    tab = show(CELLS).at()
+    tab.click(".c >> nth=0")
+    assert tab.is_visible("#detail")
+    tab.go_back()
+    tab.wait_for_selector("#detail", state="hidden")
+
+
+def test_hover_tells_the_story(show):
+    tab = show(CELLS).at()
+    tab.hover(".c >> nth=2")
+    assert "fp8_ds_mla layout only supports fp8" in tab.inner_text("#story")
+
+
+def test_a_first_tap_tells_the_story_and_a_second_opens(show):
+    tab = show(CELLS, has_touch=True, is_mobile=True, viewport={"width": 390, "height": 844}).at()
+    tab.tap(".c >> nth=0")
+    assert "confirmed by oracle" in tab.inner_text("#story")
+    assert not tab.is_visible("#detail")
+    tab.tap(".c >> nth=0")
+    assert tab.is_visible("#detail")
+
+
+def test_the_detail_has_pages_with_their_arithmetic(show):
+    text = show(CELLS).at("cell=llama3-default-unset").inner_text("#detail")
+    assert "8 \u00d7 16 \u00d7 256 \u00d7 2 B = 65,536" in text
+    assert "32 \u00d7 65,536 / 16 = 131,072 B" in text
+
+
+def test_the_detail_has_the_choice_the_log_and_how_to_reproduce(show):
+    error = {"type": "ValueError", "message": "no such dtype", "where": "vllm/config.py:check"}
+    one = cell("dsv4", "fp8", "broken", error=error, tail="last words")
+    records = [{**one, "log": ["Using FLASH_ATTN attention backend"]}]
+    text = show([one], records).at("cell=dsv4-default-fp8").inner_text("#detail")
+    for part in (
+        "too slow for this",
+        "no such dtype",
+        "vllm/config.py:check",
+        "last words",
+        "Using FLASH_ATTN attention backend",
+        "pytest 'cases/test_matrix.py::test_cell[dsv4-default-fp8]' --device virtual:h200",
+    ):
+        assert part in text
+
+
+def test_virtual_and_measured_are_told_apart(show):
+    tab = show([cell(), cell(device="cuda:0", id="llama3-default-unset-cuda_0")]).at()
+    assert ["virtual", "measured (gpu)"] == tab.eval_on_selector_all(
+        "section .kind", "all => all.map(e => e.textContent)"
+    )
+    assert 2 == tab.locator("#matrix section").count()
+
+
+HOSTILE = (
+    "<script>alert(1)</script></script><!--<img src=x onerror=alert(2)>\x1b[31m\x00\u202e&amp;"
+)
+
+
+def test_hostile_text_is_shown_as_text(show):
+    error = {"type": HOSTILE, "message": HOSTILE, "where": HOSTILE}
+    known = "javascript:alert(3)"
+    one = cell(HOSTILE, "fp8", "broken", reason=HOSTILE, error=error, tail=HOSTILE, known=known)
+    one["id"], one["resolved"]["kv_cache_dtype"] = "hostile", HOSTILE
+    tab = show([one, cell()]).at("cell=hostile")
+    shown = r"<script>alert(1)</script><!--<img src=x onerror=alert(2)>\x1b[31m\x00\u202e&amp;"
+    assert shown == tab.text_content("#message")
+    assert shown == tab.text_content("#tail")
+    assert 0 == tab.locator("img").count()
+    assert 0 == tab.locator("#detail a").count()
+    tab.keyboard.press("Escape")
+    assert shown == tab.text_content("th[scope=rowgroup]")
+
+
+def test_a_message_of_200_kb_is_shown_whole(show):
+    message = "x" * 200_000 + " end"
+    error = {"type": "E", "message": message, "where": None}
+    tab = show([cell("dsv4", "fp8", "broken", error=error)]).at("cell=dsv4-default-fp8")
+    assert message == tab.text_content("#message")
+
+
+def test_charts_draw_bytes_per_token_and_tokens_that_fit(show):
+    tab = show(CELLS).at("view=charts")
+    first, second = tab.locator("#charts svg").all()
+    assert "131,072 B  unset" in first.text_content()
+    assert "1,600  virtual:h200" in second.text_content()
+    assert not tab.is_visible("#matrix")
+
+
+def test_the_colours_can_be_chosen(show):
+    tab = show(CELLS, color_scheme="light").at()
+    light = "getComputedStyle(document.body).backgroundColor"
+    before = tab.evaluate(light)
+    tab.click("#theme")
+    assert before == tab.evaluate(light)
+    tab.click("#theme")
+    assert before != tab.evaluate(light)
+
+
+def test_all_rows_of_many_come(show):
+    cells = [cell(f"model{n}", f"dtype{m}") for n in range(100) for m in range(20)]
+    tab = show(cells).at()
+    tab.locator(".c").nth(1999).wait_for(state="attached")
+    tab.focus(".c[tabindex='0']")
+    tab.keyboard.press("PageDown")
+    model = "document.activeElement.closest('tbody').querySelector('th').textContent"
+    assert "model10" == tab.evaluate(model)
+
+
+def test_a_run_without_cells(show):
+    assert "This run has no cells." == show([]).at().inner_text("#empty")
+
+
+def test_the_page_names_no_address_but_known_links():
+    text = page.render(whole(CELLS))
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace(
+        'http-equiv="Content-Security-Policy"', ""
+    ).replace("/^https:", "")
