@@ -1,7 +1,7 @@
 // The tables: one for each device and engine, drawn when it comes near the window.
 const facets = [];
 const FIRST = 1000; // Cells that are drawn at once, and in each step after.
-const NEXT = 2500;
+const PAUSE = 100; // Milliseconds between steps, for the page to answer.
 let current = null; // The cell that Tab leads to.
 
 /** Rows, columns and cells of a facet that the filters let through. */
@@ -95,8 +95,8 @@ function later(facet) {
   const left = facet.rest;
   setTimeout(() => {
     // Another filter may have come meanwhile.
-    if (facet.rest === left && facet.rest.length) drawMore(facet, NEXT);
-  }, 30);
+    if (facet.rest === left && facet.rest.length) drawMore(facet, FIRST);
+  }, PAUSE);
 }
 
 function drawMore(facet, most) {
