@@ -125,7 +125,9 @@ class _Pool:
 
     def index(self, value: Any) -> int:
         """Where `value` stands, made fit to show."""
-        key = json.dumps(value) if isinstance(value, (dict, list)) else (type(value), value)
+        # A matrix that never was a file holds tuples where a file gives lists.
+        nested = isinstance(value, (dict, list, tuple))
+        key = json.dumps(value) if nested else (type(value), value)
         if key not in self._indexes:
             self._indexes[key] = len(self.values)
             self.values.append(_clean(value))

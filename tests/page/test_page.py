@@ -212,3 +212,9 @@ def test_the_page_names_no_address_but_known_links():
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace(
         'http-equiv="Content-Security-Policy"', ""
     ).replace("/^https:", "")
+
+
+def test_tuples_in_place_of_lists_give_the_same_page():
+    one, other = cell(), cell()
+    other["kv"] = tuple(other["kv"])
+    assert page.render(whole([one])) == page.render(whole([other]))
