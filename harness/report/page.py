@@ -1,6 +1,6 @@
 """matrix.html: the matrix as one page that needs nothing but itself. Pure.
 
-The page's own code is in the folder `page`: a template, a style sheet and scripts, which are put
+The page's own code is in the folder `assets`: a template, a style sheet and scripts, which are put
 together here. The data stands in the page as JSON; the scripts show all of it as text.
 """
 
@@ -36,7 +36,7 @@ _ENGINE = ("version", "commit", "torch", "cuda", "flashinfer", "transformers", "
 def render(matrix: Mapping[str, Any], records: Iterable[Mapping[str, Any]] = ()) -> str:
     """The page for the dict of a matrix.json. `records`, as lines of records.jsonl, add the log
     lines, which matrix.json does not have."""
-    files = jinja2.PackageLoader("harness.report", "page")
+    files = jinja2.PackageLoader("harness.report", "assets")
     templates = jinja2.Environment(
         loader=files, autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )
