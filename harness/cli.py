@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
             name,
             help=f"list {what}",
             description=f"List {what}.",
-            epilog=f"example: kvmatrix {name} --json; then: {use}",
+            epilog=f"example: kvmatrix {name} --json; then: {use}; exit code: 0 listed, 2 usage",
         )
         command.add_argument("--json", action="store_true", help="print a JSON list")
         header, rows, cells, empty = _LISTS[name]
@@ -110,7 +110,8 @@ def _parser() -> argparse.ArgumentParser:
         help="run the matrix: pytest with the arguments that follow",
         description="Run the matrix: everything behind `run` goes to pytest.",
         epilog="example: kvmatrix run -k dsv4 --device virtual:b200; "
-        "pytest's own help: kvmatrix run -- --help",
+        "pytest's own help: kvmatrix run -- --help; exit code: 0 all as expected, 1 a product "
+        "failure, 2 usage, 75 infrastructure only",
         usage="kvmatrix run [pytest arguments]",
     )
     return parser

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness import explain, install, nvml, plan
+from harness import cli, explain, install, nvml, plan
 from harness.cli import main
 from harness.device import Device, virtual_devices
 from harness.errors import InfraError
@@ -17,7 +18,13 @@ from harness.install import Found
 from harness.table import table
 from tests.fake_nvml import Card, FakeNvml, Slice
 
-COMMANDS = ("devices", "engines", "models", "explain", "diff", "agree", "report", "run")
+COMMANDS = tuple(
+    name
+    for action in cli._parser()._actions
+    if isinstance(action, argparse._SubParsersAction)
+    for name in action.choices
+)
+"""All that there are, so that a new one is tested too."""
 
 
 def model(folder: Path, key: str, **config: Any) -> None:
@@ -295,7 +302,7 @@ def test_run_becomes_pytest_with_the_remaining_arguments(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_explains_itself_with_an_example(
+def test_each_command_explains_itself_with_an_example_and_its_exit_codes(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as raised:
@@ -304,6 +311,7 @@ def test_each_command_explains_itself_with_an_example(
     out = capsys.readouterr().out
     assert f"usage: kvmatrix {command}" in out
     assert f"example: kvmatrix {command}" in out
+    assert "exit code: 0" in " ".join(out.split())
 
 
 @pytest.mark.parametrize("arguments", [[], ["device"], ["devices", "--jason"]])
