@@ -26,9 +26,9 @@ def add(commands: Any) -> None:
         "report",
         help="write every format again from records, and merge shards",
         description="Read matrix.json and records.jsonl of one or more folders, make them one, and "
-        "write matrix.json, records.jsonl, matrix.html, matrix.md and junit.xml. A cell that several folders "
-        "have is named, and where they disagree the worst is kept. Records without a verdict, as "
-        "those of a run that was cut off, are judged as of now.",
+        "write matrix.json, records.jsonl, matrix.html, matrix.md and junit.xml. A cell that "
+        "several folders have is named, and where they disagree the worst is kept. Records without "
+        "a verdict, as those of a run that was cut off, are judged as of now.",
         epilog="example: kvmatrix report shard-1 shard-2 shard-3 --out matrix; exit code: 0 "
         "written, 1 written, but shards contradict each other or something could not be read, "
         "2 usage, 75 the disk did not take it. Whether cells fail is in the files.",
