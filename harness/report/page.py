@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from harness import reproduce, safe
 from harness.case import RUNNERS, Case
-from harness.matrix import MAIN_KINDS
+from harness.matrix import largest
 from harness.sections import REMARKS
 from harness.verdict import PASSING, VERDICTS
 from harness.view import GLYPHS
@@ -164,9 +164,7 @@ def _case(cell: Mapping[str, Any]) -> Case:
 
 def _page(cell: Mapping[str, Any]) -> int | None:
     """As `harness.matrix.main_page`."""
-    caches = cell.get("kv") or []
-    main = [kv for kv in caches if kv["kind"] in MAIN_KINDS] or caches
-    return max((kv["page_size_bytes"] for kv in main), default=None)
+    return largest((kv["kind"], kv["page_size_bytes"]) for kv in cell.get("kv") or ())
 
 
 def _differing(cells: Iterable[Mapping[str, Any]]) -> set[str]:
