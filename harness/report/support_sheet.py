@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness import safe
 from harness.report.support import GLYPHS, Entry, entry, notes, told
@@ -34,8 +34,10 @@ class Shown:
 
     @property
     def story(self) -> str:
-        """Each release in a line."""
-        return "\n".join(safe.clip(safe.printable(told(each)), _LINE) for each in self.states)
+        """Each release in a line; the reason of the newest alone, for pages have many cells."""
+        *old, newest = self.states
+        lines = [told(replace(state, reason="")) for state in old] + [told(newest)]
+        return "\n".join(safe.clip(safe.printable(line), _LINE) for line in lines)
 
 
 @dataclass(frozen=True)
