@@ -29,7 +29,9 @@ class Shown:
 
     @property
     def strip(self) -> str:
-        """The sign of each release, the oldest first."""
+        """The sign of each release, the oldest first; empty where that says nothing more."""
+        if len({state.support for state in self.states}) == 1:
+            return ""
         return "".join(_sign(state) for state in self.states)
 
     @property
