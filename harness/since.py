@@ -75,8 +75,7 @@ class Row:
         """The releases in which it was lost and after which it came again, gap by gap."""
         groups = itertools.groupby(self.examined, key=lambda state: state.no)
         runs = [(no, tuple(state.release for state in group)) for no, group in groups]
-        start = 0 if runs and not runs[0][0] else 1
-        return tuple(releases for no, releases in runs[start:-1] if no)
+        return tuple(releases for no, releases in runs[1:-1] if no)
 
     @property
     def lost(self) -> str | None:

@@ -1,5 +1,4 @@
-"""Supported since: per model, kv_cache_dtype and compute capability, what each release makes of it.
-Pure.
+"""What each release makes of each model, kv_cache_dtype and compute capability. Pure.
 
 What supports it: a release whose run has a cell of this model, dtype and capability, with whatever
 backend, that is `ok`. Cells that pass a block size, ranks or a model runner are left out. A slice
@@ -64,8 +63,7 @@ class Support:
     @property
     def examined(self) -> bool:
         """True where any cell says anything."""
-        said = (OK, REFUSED, FAILS)
-        return any(state.support in said for row in self.rows for state in row.states)
+        return any(s.support not in (ABSENT, UNKNOWN) for row in self.rows for s in row.states)
 
     def to_json(self) -> dict[str, Any]:
         """All of it, as plain JSON data."""
@@ -105,11 +103,9 @@ class _Offer:
 
     dtypes: set[str] = field(default_factory=set)
     backends: set[str] = field(default_factory=set)
-    architectures: set[str] = field(default_factory=set)
 
     def add(self, engine: Data) -> None:
         self.dtypes.update(_names(engine.get("kv_cache_dtypes")))
-        self.architectures.update(_names(engine.get("architectures")))
         by = [engine.get(name) for name in ("model_backends", "kind_backends")]
         lists = [each for group in by if isinstance(group, Mapping) for each in group.values()]
         chosen = {n for each in [engine.get("cpu_backends"), *lists] for n in _names(each)}
@@ -143,8 +139,7 @@ class _Runs:
         self._cells: dict[_Key, dict[str, set[_Seen]]] = {}
         self._offers: dict[bool, dict[str, _Offer]] = {False: {}, True: {}}
         """By whether it is the CPU build, then by release."""
-        self._order: dict[str, set[tuple[str, ...]]] = {}
-        """Release to its lists of kv_cache_dtypes."""
+        self._order: dict[str, set[tuple[str, ...]]] = {}  # release to its lists of dtypes
         self._devices: dict[str, set[str]] = {}
         self._backends: set[str] = set()
 
@@ -186,7 +181,7 @@ class _Runs:
         )
 
     def _dtypes(self, releases: Sequence[str]) -> dict[str, int]:
-        """The place of each dtype: as the newest release has them, then what older ones had."""
+        """Where each stands: as the newest release has them, then what older ones had."""
         lists = [each for name in reversed(releases) for each in sorted(self._order[name])]
         found = dict.fromkeys((UNSET, *itertools.chain.from_iterable(lists)))
         return {name: place for place, name in enumerate(found)}
@@ -257,7 +252,6 @@ def _state(
 ) -> State:
     good = [one for one in seen if one.verdict == "ok"]
     if good:
-        # Where a real device serves it with one backend, virtual ones may with others.
         backends = sorted({name for one in good for name in one.serves})
         return State(name, OK, any(one.real for one in good), tuple(backends))
     examined = [one for one in seen if one.verdict not in NOT_EXAMINED]

@@ -101,6 +101,12 @@ def test_releases_are_ordered_as_versions() -> None:
     assert ("0.33.0rc1", "0.33.0", "0.100.0", "nightly") == support(runs).releases
 
 
+def test_dtypes_stand_as_the_newest_release_has_them() -> None:
+    old = run("0.27.1", cell("ok", "b"), cell("ok", "gone"), kv_cache_dtypes=["b", "a", "gone"])
+    new = run("0.33.0", cell("ok", "a"), cell("ok", "unset"), kv_cache_dtypes=["a", "new", "b"])
+    assert ["unset", "a", "b", "gone"] == [each.kv_cache_dtype for each in support([old, new]).rows]
+
+
 @pytest.mark.parametrize(
     ("version", "name"),
     [
@@ -325,6 +331,19 @@ def test_alike_dtypes_share_a_row_and_alike_capabilities_a_column(
     ]
     assert 0 == main(["support", str(write(tmp_path / "r", run("0.33.0", *both)))])
     assert "\n             SM90-100\n  auto, fp8  ✓ ≤0.33.0\n" in capsys.readouterr().out
+
+
+def test_the_cpu_has_a_column_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cpu = {"spec": "cpu", "kind": "cpu", "name": "CPU", "capability": None}
+    idle = [cell("notrun", model="idle"), cell("notrun", model="idle", device="cpu", id="c")]
+    data = matrix(*idle, cell("ok"), devices=(H200, cpu))
+    data["engines"].append({"version": "0.32.0", "platform": "cpu"})
+    for each in data["cells"]:
+        each["engine"] = "0.32.0" if each["device"] == "cpu" else "0.33.0"
+    assert 0 == main(["support", str(write(tmp_path / "r", data))])
+    assert "idle\n        SM90  CPU\n  auto  ?     ?\n" in capsys.readouterr().out
 
 
 def test_markdown_is_one_table(folders: list[str], capsys: pytest.CaptureFixture[str]) -> None:
