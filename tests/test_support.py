@@ -309,6 +309,9 @@ def test_the_terminal_has_a_table_for_each_model(
         "llama3\n         SM90\n  unset  ✓ 0.33.0\n  fp8    ✓ ≤0.27.1\n  int8   · refused\n" in out
     )
     assert "none of it measured" in out and "Only the default backend" in out
+    # The legend has what stands in the table, and no more.
+    assert "≤  in this release or before" in out and "✓  supported" in out
+    assert not {"!", "?", "◐", "✗"} & {line[2:3] for line in out.splitlines()}
 
 
 @pytest.mark.parametrize("columns", [24, 60, 80])

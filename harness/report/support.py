@@ -5,7 +5,7 @@ text is escaped.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from harness import safe
@@ -16,15 +16,23 @@ from harness.support import Support
 from harness.view import GAP, Screen, grouped
 
 GLYPHS = {
-    OK: ("✓", "+", "good", "supported since this release; ≤: or before, nothing older was run"),
+    OK: ("✓", "+", "good", "supported since this release"),
     "gap": ("◐", "%", "known", "supported, but not in this release between others"),
     "lost": ("✗", "x", "bad", "supported once, and not since this release"),
     FAILS: ("✗", "x", "bad", "fails: not supported by any release that was run"),
     REFUSED: ("·", ".", "dim", "refused by a clear error, by every backend that was run"),
     ABSENT: ("-", "-", "dim", "vLLM has no such kv_cache_dtype, or no such model"),
-    "unknown": ("?", "?", "skip", "not examined; behind others: not in the newest release"),
+    "unknown": ("?", "?", "skip", "not examined: skipped, not run, or not there"),
 }
 """What a row comes to: its sign, the sign in ASCII, its style, its meaning."""
+
+MARKS = {
+    "≤": "in this release or before: the one before it was not examined",
+    ">": "not in this release",
+    "!": "not in this release, though in one before",
+    " ?": "not examined in the newest release",
+}
+"""What stands in `Entry.short`, and its meaning."""
 
 MEANING = (
     "Supported: vLLM initialises with this model, kv_cache_dtype and device, with any backend that "
@@ -129,7 +137,7 @@ def terminal(screen: Screen, support: Support) -> list[str]:
     lines = screen.lines(screen.clean(title), "bold", hanging=GAP)
     for note in notes(support):
         lines += screen.lines(screen.clean(note), "dim", GAP, GAP * 2)
-    used: dict[str, None] = {}
+    used: dict[Entry, None] = {}
     for model, rows in grouped(support.rows, lambda row: row.model).items():
         lines += ["", *screen.lines(screen.clean(model), "bold")]
         lines += _model(screen, rows, [*support.capabilities], used)
@@ -138,10 +146,10 @@ def terminal(screen: Screen, support: Support) -> list[str]:
 
 
 def _model(
-    screen: Screen, rows: Sequence[Row], places: Sequence[str], used: dict[str, None]
+    screen: Screen, rows: Sequence[Row], places: Sequence[str], used: dict[Entry, None]
 ) -> Iterator[str]:
     shown = _entries(rows, places)
-    used |= {each.kind: None for cells in shown.values() for each in cells}
+    used |= dict.fromkeys(itertools.chain.from_iterable(shown.values()))
     columns = _alike(places, lambda n: tuple(cells[n] for cells in shown.values()))
     heads = [_span([places[n] for n in column]) for column in columns]
     lines = grouped(shown, lambda dtype: tuple(shown[dtype][column[0]] for column in columns))
@@ -205,12 +213,27 @@ def _parts(widths: Sequence[int], room: int) -> list[list[int]]:
     return parts
 
 
-def _legend(screen: Screen, used: Mapping[str, None]) -> Iterator[str]:
-    for kind, (sign, ascii_sign, style, meaning) in GLYPHS.items():
-        if kind in used:
-            text = f"{sign if screen.unicode else ascii_sign}  {meaning}"
-            text = text if screen.unicode else text.replace("≤", "<=")
-            yield from screen.lines(screen.clean(text), style, GAP, GAP * 3)
+def legend(used: Iterable[Entry]) -> Iterator[tuple[str, str, str]]:
+    """The sign, style and meaning of all that stands in these."""
+    used = [*used]
+    kinds = {each.kind for each in used}
+    for kind, (sign, _, style, meaning) in GLYPHS.items():
+        if kind in kinds:
+            yield sign, style, meaning
+    for mark, meaning in MARKS.items():
+        if any(mark in each.short for each in used):
+            yield (
+                mark.strip(),
+                "dim",
+                meaning if mark.strip() == mark else f"behind others: {meaning}",
+            )
+
+
+def _legend(screen: Screen, used: Iterable[Entry]) -> Iterator[str]:
+    plain = {sign: other for sign, other, _, _ in GLYPHS.values()} | {"≤": "<="}
+    for sign, style, meaning in legend(used):
+        text = f"{sign if screen.unicode else plain.get(sign, sign)}  {meaning}"
+        yield from screen.lines(screen.clean(text), style, GAP, GAP * 3)
 
 
 # ---- Markdown ------------------------------------------------------------------------------------
@@ -228,17 +251,17 @@ def markdown(support: Support) -> str:
     out += [f"- {note}" for note in notes(support)]
     out += ["", f"| model | kv_cache_dtype | {' | '.join(places)} |"]
     out.append(f"|---|---|{'---|' * len(places)}")
-    used: dict[str, None] = {}
+    used: dict[Entry, None] = {}
     for model, rows in grouped(support.rows, lambda row: row.model).items():
         shown = _entries(rows, places)
-        used |= {each.kind: None for cells in shown.values() for each in cells}
+        used |= dict.fromkeys(itertools.chain.from_iterable(shown.values()))
         lines: dict[tuple[Entry, ...], list[str]] = {}
         for dtype, cells in shown.items():
             lines.setdefault(cells, []).append(dtype)
         for cells, group in lines.items():
             texts = [_code(model), ", ".join(map(_code, group)), *map(_marked, cells)]
             out.append(f"| {' | '.join(map(_piped, texts))} |")
-    out += ["", *(f"- {GLYPHS[kind][0]} {GLYPHS[kind][3]}" for kind in GLYPHS if kind in used)]
+    out += ["", *(f"- `{sign}` {meaning}" for sign, _, meaning in legend(used))]
     return "\n".join(out) + "\n"
 
 
