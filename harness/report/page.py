@@ -16,21 +16,34 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from harness import reproduce, safe, support
-from harness.case import RUNNERS, Case
+from harness import safe, support
+from harness.case import Case
+from harness.change import case_of
+from harness.diff import KINDS, VANISHED
 from harness.matrix import largest
 from harness.report import support_sheet
+from harness.report.command import command
 from harness.sections import REMARKS
-from harness.verdict import PASSING, VERDICTS
+from harness.verdict import VERDICTS
 from harness.view import GLYPHS
 
-SCRIPTS = ("data.js", "state.js", "grid.js", "story.js", "detail.js", "charts.js", "start.js")
+SCRIPTS = (
+    *("data.js", "state.js", "grid.js", "overview.js", "story.js", "compare.js", "detail.js"),
+    *("charts.js", "start.js"),
+)
 """In the order in which they stand in the page; they share one scope."""
 
 STYLES = ("page.css", "support.css")
 
 MAX_TEXT = 250_000
 """Characters of one text; what is beyond is cut from its middle, and the cut says so."""
+
+ENGINES, DEVICES = "between engines", "between devices"
+"""What is news of a cell beside the news since a baseline: the same case became another thing with
+another engine on its device, or on another device with its engine."""
+
+_SAYS_NOTHING = ("notrun", "infra")
+"""Verdicts that are no outcome to compare."""
 
 _ENGINE = ("version", "commit", "torch", "cuda", "flashinfer", "transformers", "python_version")
 """Facts of an engine that the page shows. Its paths mean nothing elsewhere."""
@@ -108,25 +121,26 @@ def _embedded(data: Any) -> str:
 def _shown(matrix: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What the page's scripts read. Values that many cells share stand once, in `pool`."""
     logs = {_place(record): record.get("log") or [] for record in records}
-    depths = matrix["run"].get("depth") or {}
     engines = {engine["version"]: engine for engine in matrix["engines"]}
-    differing = _differing(matrix["cells"])
-    changes = defaultdict(list)
-    for change in matrix.get("differences") or ():
-        changes[change["id"], change["device"], change["to"]].append(change)
+    baseline = matrix.get("baseline") or {}
+    changes = _changes(matrix, baseline)
+    cases = [case_of(cell) for cell in matrix["cells"]]
+    differing = _differing(cases, matrix["cells"])
     cells = []
-    for cell in matrix["cells"]:
-        case = _case(cell)
+    for case, cell in zip(cases, matrix["cells"], strict=True):
+        key = case.id, cell["device"], cell["engine"]
+        found = changes.get(key, [])
+        since = {f"baseline: {each['kind']}" for each in found if each["kind"]}
         cells.append(
             {
                 **cell,
+                "case": case.id,
                 "row": "-".join([*case.id.removeprefix(case.base).split("-")[1:]]),
                 "page": _page(cell),
-                "passes": cell["verdict"] in PASSING | {"skipped"} or bool(cell.get("known")),
-                "differs": case.id in differing or bool(changes.get(_change_key(cell, case))),
-                "changes": changes.get(_change_key(cell, case), []),
+                "news": [*differing.get(key, ()), *sorted(since)],
+                "changes": found,
                 "log": logs.get(_place(cell), []),
-                "reproduce": _command(cell, case, depths, engines.get(cell["engine"]) or {}),
+                "reproduce": command(cell, engines.get(cell["engine"]) or {}),
             }
         )
     fields = list(dict.fromkeys(name for cell in cells for name in cell))
@@ -137,6 +151,8 @@ def _shown(matrix: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) -> d
             _clean({name: engine.get(name) for name in _ENGINE}) for engine in matrix["engines"]
         ],
         "devices": _clean(list(matrix["devices"])),
+        "baseline": _clean(_baseline(baseline)) if baseline else None,
+        "news": [ENGINES, DEVICES, *(f"baseline: {kind}" for kind in KINDS if kind != VANISHED)],
         "verdicts": {name: [GLYPHS[name][0], GLYPHS[name][2]] for name in VERDICTS},
         "remarks": REMARKS,
         "fields": fields,
@@ -178,17 +194,35 @@ def _place(cell: Mapping[str, Any]) -> tuple[Any, ...]:
     return cell["id"], cell["device"], cell["engine"]
 
 
-def _change_key(cell: Mapping[str, Any], case: Case) -> tuple[Any, ...]:
-    return case.id, cell["device"], cell["engine"]
+def _changes(
+    matrix: Mapping[str, Any], baseline: Mapping[str, Any]
+) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    """What changed on each cell since the engine before it, and since the baseline."""
+    found = defaultdict(list)
+    for each in matrix.get("differences") or ():
+        about = {"kind": None, "since": f"vLLM {each['from']}", "part": None}
+        found[each["id"], each["device"], each["to"]].append({**each, **about})
+    for each in baseline.get("changes") or ():
+        about = {"since": "the baseline"}
+        found[each["id"], each["device"], each["engine"]].append({**each, **about})
+    kept = ("kind", "since", "what", "part", "old", "new", "reason")
+    return {
+        key: [{name: each.get(name) for name in kept} for each in of] for key, of in found.items()
+    }
 
 
-def _case(cell: Mapping[str, Any]) -> Case:
-    """The case of a cell; its model runner is in the id alone."""
-    names = cell["model"], cell["backend"], cell["kv_cache_dtype"]
-    size, ranks = cell.get("block_size") or 0, cell.get("tensor_parallel_size") or 1
-    axes = cell["id"].removeprefix(Case(*names).base).split("-")
-    runner = next((name for name in RUNNERS if name in axes), "")
-    return Case(*names, size, ranks, runner)
+def _baseline(baseline: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page tells of the baseline beside its cells: those that the run lacks have none."""
+    gone = [each for each in baseline.get("changes") or () if each["kind"] == VANISHED]
+    return {
+        "compared": baseline.get("compared"),
+        "counts": baseline.get("counts") or {},
+        "notes": [
+            *(f"{old} is compared with {new}" for old, new in baseline.get("renamed") or ()),
+            *(baseline.get("notes") or ()),
+        ],
+        "vanished": [[each[name] for name in ("id", "device", "engine", "old")] for each in gone],
+    }
 
 
 def _page(cell: Mapping[str, Any]) -> int | None:
@@ -196,20 +230,24 @@ def _page(cell: Mapping[str, Any]) -> int | None:
     return largest((kv["kind"], kv["page_size_bytes"]) for kv in cell.get("kv") or ())
 
 
-def _differing(cells: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Ids of the cases that did not become the same on every device with every engine."""
-    became = defaultdict(set)
-    for cell in cells:
+def _differing(
+    cases: Iterable[Case], cells: Iterable[Mapping[str, Any]]
+) -> dict[tuple[str, str, str], list[str]]:
+    """`ENGINES`, `DEVICES` or both for each cell whose case did not become the same elsewhere."""
+    became: dict[tuple[str, ...], set[Any]] = defaultdict(set)
+    keys = {}
+    for case, cell in zip(cases, cells, strict=True):
+        if cell["verdict"] in _SAYS_NOTHING:
+            continue
+        device, engine = cell["device"], cell["engine"]
+        places = (ENGINES, case.id, device), (DEVICES, case.id, engine)
         resolved = cell.get("resolved") or {}
         selected, dtype = resolved.get("selected"), resolved.get("kv_cache_dtype")
-        became[_case(cell).id].add((cell["verdict"], _page(cell), dtype, selected))
-    return {name for name, found in became.items() if len(found) > 1}
-
-
-def _command(
-    cell: Mapping[str, Any], case: Case, depths: Mapping[str, str], engine: Mapping[str, Any]
-) -> str:
-    """What to type to see this cell alone."""
-    prefix = "cpu:" if engine.get("platform") == "cpu" else ""
-    version = prefix + cell["engine"]
-    return reproduce.pytest(case, cell["device"], version, {"depth": depths.get(cell["device"])})
+        for place in places:
+            became[place].add((cell["verdict"], _page(cell), dtype, selected))
+        keys[case.id, device, engine] = places
+    return {
+        key: words
+        for key, places in keys.items()
+        if (words := [place[0] for place in places if len(became[place]) > 1])
+    }

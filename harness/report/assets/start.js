@@ -20,6 +20,12 @@ function changed() {
 function openCell(cell) {
   state.cell = get(cell, "id");
   writeHash(true);
+  // From the detail of another cell: where the focus comes back to.
+  const button = buttonOf(cell);
+  if (button) {
+    markCurrent(button);
+    button.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }
   showDetail(cell);
 }
 
@@ -28,10 +34,8 @@ function showLinked() {
   const cell = state.cell && data.cells.find((one) => get(one, "id") === state.cell);
   if (cell) {
     current = cell.index;
-    const facet = facets.find((one) => one.cells.includes(cell));
-    if (state.view === "matrix") finish(facet);
+    const button = state.view === "matrix" ? buttonOf(cell) : null;
     markCurrent();
-    const button = $("matrix").querySelector(`[data-i="${cell.index}"]`);
     if (button) button.scrollIntoView({ block: "center", inline: "nearest" });
     showDetail(cell);
   } else if ($("detail").open) $("detail").close();
@@ -88,6 +92,7 @@ function showLegend() {
     ["arrows", "move between cells; Home, End, Page Up and Page Down too"],
     ["Enter", "opens a cell"],
     ["Esc", "closes it"],
+    ["[ and ]", "to the table before or after: of another engine, then of another device"],
     ["/", "searches: each word must be in the cell's name, verdict, reason or error"],
     ["?", "this"],
   ];
@@ -117,6 +122,7 @@ function startKeys() {
       $("search").focus();
       $("search").select();
     } else if (event.key === "?") showLegend();
+    else if ((event.key === "[" || event.key === "]") && state.view === "matrix") step(event.key === "[" ? -1 : 1);
     else if (MOVES.has(event.key) && event.target === main) {
       const cell = $("matrix").querySelector('.c[tabindex="0"]');
       if (cell && state.view === "matrix") {
@@ -159,7 +165,7 @@ function startControls() {
       writeHash();
     }
     const cell = $("matrix").querySelector('.c[tabindex="0"]');
-    if (cell) cell.focus({ preventScroll: true });
+    if (cell && state.view === "matrix") cell.focus({ preventScroll: true });
   });
   for (const dialog of document.querySelectorAll("dialog")) {
     // A click beside the dialog's content is a click on its backdrop.
@@ -174,6 +180,7 @@ function startControls() {
 
 buildFacets();
 buildFilters(changed);
+buildBaseline(changed);
 startTheme();
 startControls();
 startKeys();

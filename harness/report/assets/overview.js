@@ -1,0 +1,70 @@
+// Where one is: the verdicts of each device with each engine, and what is news since the baseline.
+const TONES = { ok: "good", rejected: "dim", skipped: "skip", known: "known" };
+
+/** How many of each verdict, what fails first: [element, ...]; in words for a screen reader. */
+function tallyOf(tally) {
+  const names = [...Object.keys(data.verdicts).filter((name) => !(name in TONES)), "known", "ok", "rejected", "skipped"];
+  return names.filter((name) => tally[name]).map((name) =>
+    el("span", { class: `n ${TONES[name] || "bad"}`, title: `${number(tally[name])} ${name}` },
+      el("span", { class: "g", "aria-hidden": "true" }, name === "known" ? "k" : glyph(name)),
+      el("span", { class: "vh" }, ` ${name} `), number(tally[name]), el("span", { class: "vh" }, ", ")),
+  );
+}
+
+/** A table of devices and engines that leads to their facets; nothing where there is one alone. */
+function showOverview() {
+  const seen = facets.filter((facet) => facet.shown);
+  $("overview").hidden = facets.length < 2 || !seen.length;
+  if ($("overview").hidden) return;
+  const versions = unique(facets.map((facet) => facet.version)).filter((version) => seen.some((facet) => facet.version === version));
+  const rows = unique(seen.map((facet) => facet.spec)).map((spec) => {
+    const cells = versions.map((version) => {
+      const facet = seen.find((one) => one.spec === spec && one.version === version);
+      if (!facet) return el("td", { class: "none" }, el("span", { class: "vh" }, "none"));
+      const button = el("button", { type: "button", class: "jump" }, el("span", { class: "vh" }, `${facet.title}: `), tallyOf(facet.tally));
+      button.addEventListener("click", () => goTo(facet));
+      return el("td", {}, button);
+    });
+    const device = devices[spec] || {};
+    const about = [device.capability && `SM${device.capability.join("")}`, device.memory_bytes && size(device.memory_bytes)];
+    const head = el("th", { scope: "row" }, el("b", {}, spec), " ", el("small", {}, about.filter(Boolean).join(" · ")));
+    return el("tr", {}, head, cells);
+  });
+  const heads = ["device", ...versions.map((version) => `vLLM ${version}`)];
+  $("overview-table").replaceChildren(
+    el("caption", { class: "vh" }, "Verdicts of each device with each engine; each leads to its table"),
+    el("thead", {}, el("tr", {}, heads.map((name) => el("th", { scope: "col" }, name)))),
+    el("tbody", {}, rows),
+  );
+}
+
+const GONE = 200; // Cells that vanished, of which the page lists no more.
+
+/** What is news since the baseline, once: each kind a filter; cells that vanished as a list. */
+function buildBaseline(changed) {
+  const { baseline } = data;
+  if (!baseline) return;
+  const kinds = Object.entries(baseline.counts).filter(([kind, count]) => count && kind !== "vanished");
+  const buttons = kinds.map(([kind, count]) => {
+    const word = `baseline: ${kind}`;
+    const button = el("button", { type: "button", class: "verdict", "data-news": word, "aria-pressed": "false" }, `${kind} `, el("b", {}, number(count)));
+    button.addEventListener("click", () => {
+      toggle("news", word, button.getAttribute("aria-pressed") !== "true");
+      changed();
+    });
+    return button;
+  });
+  const gone = baseline.vanished.slice(0, GONE).map(([id, device, engine, was]) => el("li", {}, `${id} on ${device} with vLLM ${engine}: was ${was}`));
+  const more = baseline.vanished.length - gone.length;
+  if (more > 0) gone.push(el("li", {}, `and ${number(more)} more`));
+  $("baseline").append(
+    el("span", {}, `Since the baseline, of ${number(baseline.compared)} cells in both: `),
+    ...(buttons.length ? buttons : ["no news"]),
+    ...baseline.notes.map((note) => el("p", { class: "note" }, note)),
+  );
+  if (gone.length) {
+    const summary = el("summary", {}, `${number(baseline.vanished.length)} vanished: this run has no such cell, which is no pass`);
+    $("baseline").append(el("details", {}, summary, el("ul", {}, gone)));
+  }
+  $("baseline").hidden = false;
+}
