@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,19 +16,16 @@ import jinja2
 from markupsafe import Markup
 
 from harness import safe, support
-from harness.case import Case
 from harness.change import case_of
-from harness.diff import KINDS, VANISHED
-from harness.matrix import largest
-from harness.report import support_sheet
+from harness.report import news, strips, support_sheet
 from harness.report.command import command
 from harness.sections import REMARKS
 from harness.verdict import VERDICTS
 from harness.view import GLYPHS
 
 SCRIPTS = (
-    *("data.js", "state.js", "grid.js", "overview.js", "story.js", "compare.js", "detail.js"),
-    *("charts.js", "start.js"),
+    *("data.js", "state.js", "grid.js", "overview.js", "story.js", "history.js"),
+    *("compare.js", "detail.js", "charts.js", "start.js"),
 )
 """In the order in which they stand in the page; they share one scope."""
 
@@ -37,13 +33,6 @@ STYLES = ("page.css", "support.css")
 
 MAX_TEXT = 250_000
 """Characters of one text; what is beyond is cut from its middle, and the cut says so."""
-
-ENGINES, DEVICES = "between engines", "between devices"
-"""What is news of a cell beside the news since a baseline: the same case became another thing with
-another engine on its device, or on another device with its engine."""
-
-_SAYS_NOTHING = ("notrun", "infra")
-"""Verdicts that are no outcome to compare."""
 
 _ENGINE = ("version", "commit", "torch", "cuda", "flashinfer", "transformers", "python_version")
 """Facts of an engine that the page shows. Its paths mean nothing elsewhere."""
@@ -122,27 +111,27 @@ def _shown(matrix: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) -> d
     """What the page's scripts read. Values that many cells share stand once, in `pool`."""
     logs = {_place(record): record.get("log") or [] for record in records}
     engines = {engine["version"]: engine for engine in matrix["engines"]}
-    baseline = matrix.get("baseline") or {}
-    changes = _changes(matrix, baseline)
+    changes, past = news.changes(matrix), strips.told(matrix)
     cases = [case_of(cell) for cell in matrix["cells"]]
-    differing = _differing(cases, matrix["cells"])
+    differing = news.differing(cases, matrix["cells"])
     cells = []
     for case, cell in zip(cases, matrix["cells"], strict=True):
         key = case.id, cell["device"], cell["engine"]
         found = changes.get(key, [])
-        since = {f"baseline: {each['kind']}" for each in found if each["kind"]}
         cells.append(
             {
                 **cell,
                 "case": case.id,
                 "row": "-".join([*case.id.removeprefix(case.base).split("-")[1:]]),
-                "page": _page(cell),
-                "news": [*differing.get(key, ()), *sorted(since)],
+                "page": news.page(cell),
+                "news": news.words(differing.get(key, ()), found, past.get(key)),
                 "changes": found,
+                "history": past.get(key),
                 "log": logs.get(_place(cell), []),
                 "reproduce": command(cell, engines.get(cell["engine"]) or {}),
             }
         )
+    baseline, history = matrix.get("baseline"), matrix.get("history") or {}
     fields = list(dict.fromkeys(name for cell in cells for name in cell))
     pool = _Pool()
     return {
@@ -151,8 +140,9 @@ def _shown(matrix: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) -> d
             _clean({name: engine.get(name) for name in _ENGINE}) for engine in matrix["engines"]
         ],
         "devices": _clean(list(matrix["devices"])),
-        "baseline": _clean(_baseline(baseline)) if baseline else None,
-        "news": [ENGINES, DEVICES, *(f"baseline: {kind}" for kind in KINDS if kind != VANISHED)],
+        "baseline": _clean(news.baseline(baseline)) if baseline else None,
+        "history": _clean({name: history.get(name) or [] for name in ("runs", "missing")}),
+        "news": news.WORDS,
         "verdicts": {name: [GLYPHS[name][0], GLYPHS[name][2]] for name in VERDICTS},
         "remarks": REMARKS,
         "fields": fields,
@@ -192,62 +182,3 @@ def _clean(value: Any) -> Any:
 
 def _place(cell: Mapping[str, Any]) -> tuple[Any, ...]:
     return cell["id"], cell["device"], cell["engine"]
-
-
-def _changes(
-    matrix: Mapping[str, Any], baseline: Mapping[str, Any]
-) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    """What changed on each cell since the engine before it, and since the baseline."""
-    found = defaultdict(list)
-    for each in matrix.get("differences") or ():
-        about = {"kind": None, "since": f"vLLM {each['from']}", "part": None}
-        found[each["id"], each["device"], each["to"]].append({**each, **about})
-    for each in baseline.get("changes") or ():
-        about = {"since": "the baseline"}
-        found[each["id"], each["device"], each["engine"]].append({**each, **about})
-    kept = ("kind", "since", "what", "part", "old", "new", "reason")
-    return {
-        key: [{name: each.get(name) for name in kept} for each in of] for key, of in found.items()
-    }
-
-
-def _baseline(baseline: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page tells of the baseline beside its cells: those that the run lacks have none."""
-    gone = [each for each in baseline.get("changes") or () if each["kind"] == VANISHED]
-    return {
-        "compared": baseline.get("compared"),
-        "counts": baseline.get("counts") or {},
-        "notes": [
-            *(f"{old} is compared with {new}" for old, new in baseline.get("renamed") or ()),
-            *(baseline.get("notes") or ()),
-        ],
-        "vanished": [[each[name] for name in ("id", "device", "engine", "old")] for each in gone],
-    }
-
-
-def _page(cell: Mapping[str, Any]) -> int | None:
-    """As `harness.matrix.main_page`."""
-    return largest((kv["kind"], kv["page_size_bytes"]) for kv in cell.get("kv") or ())
-
-
-def _differing(
-    cases: Iterable[Case], cells: Iterable[Mapping[str, Any]]
-) -> dict[tuple[str, str, str], list[str]]:
-    """`ENGINES`, `DEVICES` or both for each cell whose case did not become the same elsewhere."""
-    became: dict[tuple[str, ...], set[Any]] = defaultdict(set)
-    keys = {}
-    for case, cell in zip(cases, cells, strict=True):
-        if cell["verdict"] in _SAYS_NOTHING:
-            continue
-        device, engine = cell["device"], cell["engine"]
-        places = (ENGINES, case.id, device), (DEVICES, case.id, engine)
-        resolved = cell.get("resolved") or {}
-        selected, dtype = resolved.get("selected"), resolved.get("kv_cache_dtype")
-        for place in places:
-            became[place].add((cell["verdict"], _page(cell), dtype, selected))
-        keys[case.id, device, engine] = places
-    return {
-        key: words
-        for key, places in keys.items()
-        if (words := [place[0] for place in places if len(became[place]) > 1])
-    }

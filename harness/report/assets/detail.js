@@ -155,6 +155,7 @@ function detailOf(cell) {
   return [
     verdictPart(cell),
     part("Changed", changesOf(cell)),
+    part("History", historyOf(cell)),
     part("Elsewhere in this run", elsewhere(cell)),
     part("Requested", facts([
       ["model", get(cell, "model")],

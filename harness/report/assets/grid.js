@@ -38,6 +38,7 @@ function layOut(facet) {
 function spoken(cell) {
   const parts = [get(cell, "verdict")];
   if (flag(cell)) parts.push(flag(cell) === "k" ? "known failure" : "known entry no longer holds");
+  if (isFlaky(cell)) parts.push("flaky: earlier runs differ");
   if (get(cell, "page") !== null) parts.push(`page ${number(get(cell, "page"))} bytes`);
   if (resolved(cell)) parts.push(`resolved ${resolved(cell)}`);
   return parts.join(", ");
@@ -47,11 +48,12 @@ function cellHtml(cell) {
   if (cell === undefined) return '<td class="none"><span class="vh">none</span></td>';
   const page = get(cell, "page");
   const sign = esc(glyph(get(cell, "verdict"))) + (flag(cell) ? `<sup>${flag(cell)}</sup>` : "");
+  const flaky = isFlaky(cell) ? '<span class="f" title="flaky">≈</span>' : "";
   const pages = page === null ? "" : `<span class="p">${number(page)}</span>`;
   const became = resolved(cell) ? `<span class="r">${esc(resolved(cell))}</span>` : "";
   return (
     `<td><button type="button" tabindex="-1" class="c ${tone(cell)}" data-i="${cell.index}" ` +
-    `aria-label="${esc(spoken(cell))}"><span class="g">${sign}</span>${pages}${became}</button></td>`
+    `aria-label="${esc(spoken(cell))}"><span class="g">${sign}${flaky}</span>${pages}${became}</button></td>`
   );
 }
 
@@ -77,7 +79,7 @@ function columnWidth(facet, name) {
       if (!cell) continue;
       if (resolved(cell)) most = Math.max(most, wide(resolved(cell), "10.5px"));
       const page = get(cell, "page");
-      if (page !== null) most = Math.max(most, 20 + (flag(cell) ? 6 : 0) + wide(number(page), "12px"));
+      if (page !== null) most = Math.max(most, 20 + (flag(cell) ? 6 : 0) + (isFlaky(cell) ? 9 : 0) + wide(number(page), "12px"));
     }
   }
   return Math.ceil(Math.min(most, 150)) + 14;

@@ -2,9 +2,10 @@
 const TONES = { ok: "good", rejected: "dim", skipped: "skip", known: "known" };
 
 /** How many of each verdict, what fails first: [element, ...]; in words for a screen reader. */
-function tallyOf(tally) {
+function tallyOf(tally, columns = null) {
   const names = [...Object.keys(data.verdicts).filter((name) => !(name in TONES)), "known", "ok", "rejected", "skipped"];
-  return names.filter((name) => tally[name]).map((name) =>
+  const blank = () => el("span", { class: "n" });
+  return names.filter((name) => (columns ? columns.has(name) : tally[name])).map((name) => !tally[name] ? blank() :
     el("span", { class: `n ${TONES[name] || "bad"}`, title: `${number(tally[name])} ${name}` },
       el("span", { class: "g", "aria-hidden": "true" }, name === "known" ? "k" : glyph(name)),
       el("span", { class: "vh" }, ` ${name} `), number(tally[name]), el("span", { class: "vh" }, ", ")),
@@ -17,11 +18,12 @@ function showOverview() {
   $("overview").hidden = facets.length < 2 || !seen.length;
   if ($("overview").hidden) return;
   const versions = unique(facets.map((facet) => facet.version)).filter((version) => seen.some((facet) => facet.version === version));
+  const columns = new Set(seen.flatMap((facet) => Object.keys(facet.tally)));
   const rows = unique(seen.map((facet) => facet.spec)).map((spec) => {
     const cells = versions.map((version) => {
       const facet = seen.find((one) => one.spec === spec && one.version === version);
       if (!facet) return el("td", { class: "none" }, el("span", { class: "vh" }, "none"));
-      const button = el("button", { type: "button", class: "jump" }, el("span", { class: "vh" }, `${facet.title}: `), tallyOf(facet.tally));
+      const button = el("button", { type: "button", class: "jump" }, el("span", { class: "vh" }, `${facet.title}: `), tallyOf(facet.tally, columns));
       button.addEventListener("click", () => goTo(facet));
       return el("td", {}, button);
     });
@@ -40,31 +42,33 @@ function showOverview() {
 
 const GONE = 200; // Cells that vanished, of which the page lists no more.
 
-/** What is news since the baseline, once: each kind a filter; cells that vanished as a list. */
+/** Cells that this run lacks, as a list that opens; nothing where there are none. */
+function missing(cells, what) {
+  if (!cells.length) return [];
+  const items = cells.slice(0, GONE).map(([id, device, engine, was]) => el("li", {}, `${id} on ${device} with vLLM ${engine}${was ? `: was ${was}` : ""}`));
+  if (cells.length > GONE) items.push(el("li", {}, `and ${number(cells.length - GONE)} more`));
+  return [el("details", {}, el("summary", {}, `${number(cells.length)} ${what}, which is no pass`), el("ul", {}, items))];
+}
+
+/** What is news since the baseline and the history, once: each kind a filter. */
 function buildBaseline(changed) {
   const { baseline } = data;
-  if (!baseline) return;
-  const kinds = Object.entries(baseline.counts).filter(([kind, count]) => count && kind !== "vanished");
-  const buttons = kinds.map(([kind, count]) => {
-    const word = `baseline: ${kind}`;
-    const button = el("button", { type: "button", class: "verdict", "data-news": word, "aria-pressed": "false" }, `${kind} `, el("b", {}, number(count)));
-    button.addEventListener("click", () => {
-      toggle("news", word, button.getAttribute("aria-pressed") !== "true");
-      changed();
+  const lost = data.history.missing.map((one) => [one.id, one.device, one.engine]);
+  const parts = missing(lost, "missing: the run before had them");
+  if (baseline) {
+    const kinds = Object.entries(baseline.counts).filter(([kind, count]) => count && kind !== "vanished");
+    const buttons = kinds.map(([kind, count]) => {
+      const word = `baseline: ${kind}`;
+      const button = el("button", { type: "button", class: "verdict", "data-news": word, "aria-pressed": "false" }, `${kind} `, el("b", {}, number(count)));
+      button.addEventListener("click", () => {
+        toggle("news", word, button.getAttribute("aria-pressed") !== "true");
+        changed();
+      });
+      return button;
     });
-    return button;
-  });
-  const gone = baseline.vanished.slice(0, GONE).map(([id, device, engine, was]) => el("li", {}, `${id} on ${device} with vLLM ${engine}: was ${was}`));
-  const more = baseline.vanished.length - gone.length;
-  if (more > 0) gone.push(el("li", {}, `and ${number(more)} more`));
-  $("baseline").append(
-    el("span", {}, `Since the baseline, of ${number(baseline.compared)} cells in both: `),
-    ...(buttons.length ? buttons : ["no news"]),
-    ...baseline.notes.map((note) => el("p", { class: "note" }, note)),
-  );
-  if (gone.length) {
-    const summary = el("summary", {}, `${number(baseline.vanished.length)} vanished: this run has no such cell, which is no pass`);
-    $("baseline").append(el("details", {}, summary, el("ul", {}, gone)));
+    const line = el("div", { class: "news" }, `Since the baseline (${number(baseline.compared)} cells in both): `, buttons.length ? buttons : "nothing");
+    parts.unshift(line, ...baseline.notes.map((note) => el("p", { class: "note" }, note)), ...missing(baseline.vanished, "vanished: this run has no such cell"));
   }
-  $("baseline").hidden = false;
+  $("baseline").append(...parts);
+  $("baseline").hidden = !parts.length;
 }

@@ -101,7 +101,7 @@ function showLegend() {
   dialog.replaceChildren(
     el("div", { class: "title" }, el("h2", { id: "legend-title" }, "Legend and keys"), close),
     el("div", { class: "content" },
-      el("p", {}, "A cell shows the verdict's sign, the page of its main attention layers in bytes, and the kv_cache_dtype that they ended up with. k: a known failure; s: a known entry that no longer holds."),
+      el("p", {}, "A cell shows the verdict's sign, the page of its main attention layers in bytes, and the kv_cache_dtype that they ended up with. k: a known failure; s: a known entry that no longer holds; ≈: flaky, one engine gave both verdicts in earlier runs. Hatched: no such cell."),
       facts(signs), el("h3", {}, "Keys"), facts(keys)),
   );
   dialog.showModal();

@@ -5,7 +5,7 @@ const FILTERS = [
   ["kv_cache_dtype", "kv_cache_dtype"],
   ["device", "Device"],
   ["engine", "Engine"],
-  ["news", "Differences"],
+  ["news", "News"],
 ];
 const state = { chosen: {}, differences: false, search: "", view: "matrix", cell: "", chart: {} };
 const CHART_KEYS = ["place", "dtype", "asked", "engine", "scale"];
@@ -55,7 +55,7 @@ function matches(cell, less = "") {
       if (!get(cell, name).some((word) => values.has(word))) return false;
     } else if (!values.has(name === "verdict" ? filterVerdict(cell) : get(cell, name))) return false;
   }
-  if (state.differences && !get(cell, "news").length) return false;
+  if (state.differences && !isDifferent(cell)) return false;
   if (!state.search) return true;
   const text = searchable(cell);
   return state.search.toLowerCase().split(/\s+/).every((word) => text.includes(word));
@@ -96,7 +96,7 @@ function buildFilters(changed) {
     const summary = el("summary", {}, label, " ", chosen);
     boxes.append(el("details", { class: "filter", name: "filter" }, summary, list));
   }
-  const several = data.cells.some((cell) => get(cell, "news").length);
+  const several = data.cells.some(isDifferent);
   const box = el("input", { type: "checkbox", id: "differences", disabled: !several });
   box.addEventListener("change", () => {
     state.differences = box.checked;
