@@ -1,11 +1,13 @@
-"""A browser for the page, and a small matrix to show in it. Without Chromium the tests skip."""
+"""A browser for the page, and a small matrix to show in it. Without Chromium the tests skip; where
+the environment variable CI is set they fail."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -102,13 +104,23 @@ def browser_path(playwright: Any) -> str | None:
     return str(own) if own.exists() else next(filter(None, map(shutil.which, NAMES)), None)
 
 
+def absent(what: str) -> NoReturn:
+    """Skip where a developer lacks a browser; fail where CI does, which would test nothing."""
+    if os.environ.get("CI"):
+        pytest.fail(f"{what}, and CI is set: install it", pytrace=False)
+    pytest.skip(what)
+
+
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    try:
+        from playwright import sync_api as api
+    except ImportError:
+        absent("playwright is not installed")
     with api.sync_playwright() as playwright:
         found = browser_path(playwright)
         if found is None:
-            pytest.skip("no Chromium: neither playwright's own nor one on PATH")
+            absent("no Chromium: neither playwright's own nor one on PATH")
         # Where all is root, as in containers, Chromium has no sandbox of its own.
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield browser

@@ -25,7 +25,7 @@ const short = (value) =>
 function scaleOf(values, count) {
   const most = Math.max(...values, 1);
   const least = Math.max(1, Math.min(...values));
-  const log = state.chart.scale ? state.chart.scale === "log" : most / least > 200;
+  const log = state.chart.scale ? state.chart.scale === "log" : most / least > 1000;
   if (!log) return { log, at: (value) => value / most, marks: ticks(most, count) };
   const [from, to] = [Math.floor(Math.log10(least)), Math.log10(most)];
   const span = Math.max(to - from, 1);
@@ -38,7 +38,7 @@ function bars(title, unit, groups, width) {
   const narrow = width < 560;
   const names = Math.max(...groups.map((group) => wide(group.name, "650 11.5px")));
   const side = narrow ? 0 : Math.ceil(Math.min(220, Math.max(80, names + 14)));
-  const room = Math.max(120, width - side - (narrow ? 90 : 320));
+  const room = narrow ? Math.round(width * 0.38) : Math.max(120, width - side - 320);
   const axis = scaleOf(groups.flatMap((group) => group.bars.map((bar) => bar.value)), narrow ? 3 : 6);
   const scale = (value) => axis.at(value) * room;
   const drawing = svg("svg", { role: "img", "aria-label": title, width });

@@ -154,6 +154,13 @@ function startControls() {
       show();
     });
   }
+  const support = $("support");
+  if (support) {
+    support.addEventListener("toggle", () => {
+      const table = support.querySelector("template");
+      if (table) table.replaceWith(table.content);
+    });
+  }
   $("help").addEventListener("click", showLegend);
   $("skip").addEventListener("click", (event) => {
     event.preventDefault();
