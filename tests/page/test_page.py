@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from harness.report import page
+from harness.verdict import VERDICTS
 from tests.page.conftest import cell, whole
 
 CELLS = [
@@ -45,6 +46,20 @@ def test_models_of_one_row_each_have_no_rows_of_their_own(show):
 def test_a_cell_shows_glyph_page_and_dtype(show):
     tab = show(CELLS).at()
     assert ["✓", "65,536", "auto"] == tab.inner_text(".c >> nth=0").split()
+
+
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_every_verdict_is_on_the_screen(show, verdict):
+    """Cells, and the button that chooses them: a style that hides one of them was a fault."""
+    tab = show([cell("llama3", "unset", verdict)]).at()
+    for where in (".c", f"[data-verdict={verdict}]"):
+        box = tab.locator(where).bounding_box()
+        assert box["x"] >= 0 and box["y"] >= 0 and box["width"] > 8 and box["height"] > 8
+        middle = [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2]
+        seen = (
+            "([x, y]) => document.elementFromPoint(x, y).closest('.c, [data-verdict]')?.className"
+        )
+        assert tab.evaluate(seen, middle) == tab.locator(where).get_attribute("class")
 
 
 def test_a_filter_is_held_in_the_url_and_read_from_it(show):
