@@ -18,12 +18,15 @@ function showOverview() {
   $("overview").hidden = facets.length < 2 || !seen.length;
   if ($("overview").hidden) return;
   const versions = unique(facets.map((facet) => facet.version)).filter((version) => seen.some((facet) => facet.version === version));
-  const columns = new Set(seen.flatMap((facet) => Object.keys(facet.tally)));
+  // What none of an engine's tables has takes no room below it.
+  const columns = Object.fromEntries(
+    versions.map((version) => [version, new Set(seen.filter((facet) => facet.version === version).flatMap((facet) => Object.keys(facet.tally)))]),
+  );
   const rows = unique(seen.map((facet) => facet.spec)).map((spec) => {
     const cells = versions.map((version) => {
       const facet = seen.find((one) => one.spec === spec && one.version === version);
       if (!facet) return el("td", { class: "none" }, el("span", { class: "vh" }, "none"));
-      const button = el("button", { type: "button", class: "jump" }, el("span", { class: "vh" }, `${facet.title}: `), tallyOf(facet.tally, columns));
+      const button = el("button", { type: "button", class: "jump" }, el("span", { class: "vh" }, `${facet.title}: `), tallyOf(facet.tally, columns[version]));
       button.addEventListener("click", () => goTo(facet));
       return el("td", {}, button);
     });
