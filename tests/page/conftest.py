@@ -61,8 +61,8 @@ def cell(
     }  # fmt: skip
 
 
-def whole(cells: list[dict[str, Any]]) -> dict[str, Any]:
-    """The dict of a matrix.json with these cells."""
+def whole(cells: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """The dict of a matrix.json with these cells, and `more` of its parts."""
     specs = dict.fromkeys(c["device"] for c in cells)
     return {
         "schema": 1,
@@ -75,7 +75,12 @@ def whole(cells: list[dict[str, Any]]) -> dict[str, Any]:
         ],
         "differences": [],
         "cells": cells,
+        **more,
     }  # fmt: skip
+
+
+PARTS = ("baseline", "differences", "history")
+"""Parts of a matrix.json that `show` takes beside options of the browser."""
 
 
 class Opened:
@@ -132,8 +137,9 @@ def show(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
     contexts, opened = [], []
 
     def open_page(cells: list[dict[str, Any]], records: Any = (), **how: Any) -> Opened:
+        more = {name: how.pop(name) for name in PARTS if name in how}
         path = tmp_path / "matrix.html"
-        path.write_text(page.render(whole(cells), records), encoding="utf-8")
+        path.write_text(page.render(whole(cells, **more), records), encoding="utf-8")
         contexts.append(chromium.new_context(**how))
         opened.append(Opened(contexts[-1].new_page(), path))
         return opened[-1]
