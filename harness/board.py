@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from harness import diff, durations, matrix, nights, output, safe, versus
-from harness.errors import EXIT_INFRA, InfraError
+from harness.errors import EXIT_INFRA, InfraError, UsageError
 from harness.matrix import Outcome
 from harness.plan import Cell
 from harness.progress import Progress, line
@@ -205,7 +205,11 @@ class Board:
 
     def _remember(self, folder: Path, data: dict[str, Any]) -> None:
         """Put what earlier runs tell into `data`, and this run beside them."""
-        found, self._unread = nights.tell(folder, data, self._unselected())
+        try:
+            found, self._unread = nights.tell(folder, data, self._unselected())
+        except UsageError as error:
+            # It was a folder when the run began; that it is none by now must cost nothing else.
+            raise InfraError(str(error)) from None
         data["history"] = self._history = found.to_json()
         nights.append(folder, data)
 
@@ -215,6 +219,7 @@ class Board:
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began)),
             "seconds": round(time.time() - self._began, 1),
             "depth": {d.spec: self._run.options.depth_on(d) for d in self._run.options.devices},
+            "unselected": len(self._cells) - len(self._planned),
             "counts": matrix.counts(outcome.judgement for outcome in outcomes),
             "vouched": matrix.vouched(outcome.judgement for outcome in outcomes),
         }

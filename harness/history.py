@@ -1,145 +1,21 @@
-"""What a cell was, run after run: the lines that a run leaves behind, and what they tell. Pure."""
+"""What a cell was, run after run: its strip, since when it holds, whether it is flaky. Pure."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.change import case_of, state, verdict
+from harness.change import case_of, verdict
 from harness.diff import Key, pairs
-from harness.matrix import largest
-from harness.safe import clip
-from harness.verdict import VERDICTS
-
-SCHEMA = 1
-"""Version of a history file. Raised when a field changes its meaning or goes away."""
+from harness.night import Night, lines, name, some, stamp
+from harness.verdict import PASSING
 
 LAST = 14
 """Runs that a strip shows: two weeks of nights."""
 
-MAX_REASON = 300
-"""Characters of a reason that are kept."""
-
 NO_RESULT = ("infra", "skipped", "notrun")
 """Verdicts that say nothing of the product: neither a pass nor a failure, and no change."""
-
-_ENGINE = ("version", "commit", "platform")
-_DEVICE = ("spec", "kind", "name", "capability", "mig")
-_RUN = ("started", "seconds", "counts", "shard")
-
-
-class HistoryError(ValueError):
-    """A text that is no history file, or a line of one that is no cell."""
-
-
-@dataclass(frozen=True)
-class Night:
-    """One earlier run."""
-
-    name: str
-    """Of its file, without the suffix: it sorts by time."""
-    about: Mapping[str, Any]
-    """`run`, `engines` and `devices`, as matrix.json has them, in brief."""
-    cells: tuple[Mapping[str, Any], ...]
-
-
-# ---- Lines ---------------------------------------------------------------------------------------
-
-
-def lines(data: Mapping[str, Any]) -> str:
-    """The history file of a matrix.json: a line about the run, and one for each cell."""
-    about = {
-        "schema": SCHEMA,
-        "run": {name: data["run"][name] for name in _RUN if name in data["run"]},
-        "engines": [_some(engine, _ENGINE) for engine in data["engines"]],
-        "devices": [_some(device, _DEVICE) for device in data["devices"]],
-    }
-    return "".join(
-        json.dumps(each, sort_keys=True, separators=(",", ":")) + "\n"
-        for each in (about, *map(_line, data["cells"]))
-    )
-
-
-def name(text: str) -> str:
-    """What the file of these lines is called: by when the run began, then by what it says, so that
-    the same run is there once."""
-    started = json.loads(text.partition("\n")[0])["run"].get("started") or ""
-    when = re.sub(r"[^0-9TZ]", "", str(started)) or "unknown"
-    return f"{when}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-
-def _some(data: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {each: data[each] for each in names if data.get(each) is not None}
-
-
-def _line(cell: Mapping[str, Any]) -> dict[str, Any]:
-    caches = cell.get("kv") or ()
-    resolved = cell.get("resolved") or {}
-    found = {
-        "id": case_of(cell).id,
-        "model": cell["model"],
-        "backend": cell["backend"],
-        "kv_cache_dtype": cell["kv_cache_dtype"],
-        "block_size": cell.get("block_size"),
-        "tensor_parallel_size": cell.get("tensor_parallel_size"),
-        "device": cell["device"],
-        "engine": cell["engine"],
-        "verdict": cell["verdict"],
-        "known": cell.get("known"),
-        "stale": cell.get("stale"),
-        "reason": clip(str(cell.get("reason") or ""), MAX_REASON),
-        "page_size_bytes": largest((kv["kind"], kv["page_size_bytes"]) for kv in caches),
-        "resolved": _some(resolved, ("kv_cache_dtype", "storage_dtype", "backends")),
-    }
-    return {each: value for each, value in found.items() if value not in (None, "", {})}
-
-
-def parse(file: str, text: str) -> tuple[Night, list[str]]:
-    """A history file's run, and what is wrong with lines that are left out. HistoryError where it
-    is none at all."""
-    first, *rest = text.split("\n")
-    try:
-        about = json.loads(first)
-    except (ValueError, RecursionError):
-        raise HistoryError("its first line is not JSON") from None
-    if not isinstance(about, dict) or about.get("schema") != SCHEMA:
-        raise HistoryError(f"its first line has no schema {SCHEMA}, the one read here")
-    for part, need in (("engines", "version"), ("devices", "spec")):
-        named = about.get(part)
-        if not isinstance(named, list) or not all(
-            isinstance(each, dict) and isinstance(each.get(need), str) for each in named
-        ):
-            raise HistoryError(f"its first line does not list its {part}")
-    if not isinstance(about.get("run"), dict):
-        raise HistoryError("its first line says nothing of the run")
-    cells, faults = [], []
-    for number, line in enumerate(rest, 2):
-        if line.strip():
-            try:
-                cells.append(_cell(line))
-            except HistoryError as error:
-                faults.append(f"line {number}: {error}")
-    return Night(file, about, tuple(cells)), faults
-
-
-def _cell(line: str) -> Mapping[str, Any]:
-    try:
-        data = json.loads(line)
-    except (ValueError, RecursionError):
-        raise HistoryError("not JSON") from None
-    names = ("id", "model", "backend", "kv_cache_dtype", "device", "engine", "verdict")
-    if not isinstance(data, dict) or not all(isinstance(data.get(each), str) for each in names):
-        raise HistoryError("not a cell")
-    if data["verdict"] not in VERDICTS:
-        raise HistoryError(f"unknown verdict {data['verdict']!r}")
-    return data
-
-
-# ---- What they tell ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -164,6 +40,19 @@ class Trace:
             each is None or each in NO_RESULT for each in self.strip[: self.since]
         )
 
+    def to_json(self) -> dict[str, Any]:
+        """One entry of `cells`, or of `missing`."""
+        return {
+            "id": self.key[0].id,
+            "device": self.key[1],
+            "engine": self.key[2],
+            "strip": list(self.strip),
+            "since": self.since,
+            "always": self.always,
+            "gaps": self.gaps,
+            "flaky": list(self.flaky),
+        }
+
 
 @dataclass(frozen=True)
 class History:
@@ -173,65 +62,57 @@ class History:
     """About each run of the strips, oldest first, this one last."""
     traces: tuple[Trace, ...]
     """In the order of the run's cells."""
-    missing: tuple[Key, ...]
-    """Cells that the run before had and this one has not."""
+    missing: tuple[Trace, ...]
+    """Cells that any of the earlier runs had and this one has not: those of the newest first."""
 
     def to_json(self) -> dict[str, Any]:
         """`history` of matrix.json."""
         return {
             "runs": [dict(run) for run in self.runs],
-            "cells": [
-                {
-                    "id": trace.key[0].id,
-                    "device": trace.key[1],
-                    "engine": trace.key[2],
-                    "strip": list(trace.strip),
-                    "since": trace.since,
-                    "always": trace.always,
-                    "gaps": trace.gaps,
-                    "flaky": list(trace.flaky),
-                }
-                for trace in self.traces
-            ],
-            "missing": [
-                {"id": case.id, "device": device, "engine": engine}
-                for case, device, engine in self.missing
-            ],
+            "cells": [trace.to_json() for trace in self.traces],
+            "missing": [trace.to_json() for trace in self.missing],
         }
 
 
 def history(
     data: Mapping[str, Any],
     nights: Sequence[Night],
-    unselected: Collection[Key] = (),
+    unselected: Collection[Key] | None = None,
     last: int = LAST,
 ) -> History:
     """What the `nights`, in any order, tell of the run of a matrix.json.
 
     Devices and engines of them are taken for the run's as `diff` takes them. A strip has the last
-    runs that had any of the run's cells. `unselected` are cells that were planned and not asked
-    for: that they are not there is no loss.
+    runs that had any of the run's cells; runs that began later are none of its past. With
+    `unselected`, these cells were planned and not asked for, as were other devices and engines:
+    that they are not there is no loss.
     """
     keys = [_key(cell) for cell in data["cells"]]
     mine = set(keys)
-    own = name(lines(data))
+    own, began = name(lines(data)), stamp(data)
     found: list[tuple[Night, dict[Key, Mapping[str, Any]]]] = []
-    for night in sorted({n.name: n for n in nights}.values(), key=lambda n: n.name, reverse=True):
+    for night in sorted({n.name: n for n in nights}.values(), key=lambda n: n.when, reverse=True):
         # A run that is reported on again is in its history already.
-        if night.name == own or len(found) >= last - 1:
+        if night.name == own or (began and stamp(night.about) > began):
             continue
-        there = dict(_matched(night, data))
+        if len(found) >= last - 1:
+            break
+        there = dict(_matched(night, data, others=unselected is None))
         if mine & there.keys():
             found.append((night, there))
+    gone = {key: None for _, there in found for key in there if key not in mine}
     found.reverse()
     now = dict(zip(keys, data["cells"], strict=True))
     places = [there for _, there in found] + [now]
     builds = [_builds(night.about) for night, _ in found] + [_builds(data)]
-    before = found[-1][1] if found else {}
+
+    def trace(key: Key) -> Trace:
+        return _trace(key, [there.get(key) for there in places], builds)
+
     return History(
-        (*(_about(night.name, night.about) for night, _ in found), _about(own, data)),
-        tuple(_trace(key, [there.get(key) for there in places], builds) for key in keys),
-        tuple(key for key in before if key not in mine and key not in unselected),
+        (*(_about(night.name, night.about, data) for night, _ in found), _about(own, data, data)),
+        tuple(trace(key) for key in keys),
+        tuple(trace(key) for key in gone if key not in (unselected or ())),
     )
 
 
@@ -239,13 +120,16 @@ def _key(cell: Mapping[str, Any]) -> Key:
     return case_of(cell), cell["device"], cell["engine"]
 
 
-def _matched(night: Night, data: Mapping[str, Any]) -> Iterator[tuple[Key, Mapping[str, Any]]]:
-    """The cells of a night under the keys that they have in the run."""
+def _matched(
+    night: Night, data: Mapping[str, Any], *, others: bool
+) -> Iterator[tuple[Key, Mapping[str, Any]]]:
+    """The cells of a night under the keys that they have in the run; `others` are those of devices
+    and engines that the run has not."""
     devices, engines = pairs(night.about, data)
     for cell in night.cells:
         case, device, engine = _key(cell)
-        if device in devices and engine in engines:
-            yield (case, devices[device], engines[engine]), cell
+        if others or (device in devices and engine in engines):
+            yield (case, devices.get(device, device), engines.get(engine, engine)), cell
 
 
 def _builds(about: Mapping[str, Any]) -> dict[str, str]:
@@ -256,9 +140,13 @@ def _builds(about: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _about(file: str, about: Mapping[str, Any]) -> dict[str, Any]:
-    engines = [_some(engine, ("version", "commit")) for engine in about["engines"]]
-    return {"name": file, "started": about["run"].get("started"), "engines": engines}
+def _about(file: str, about: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """A run of the strips. `as` has the versions that stand for those of the run of `data`, where
+    they are others."""
+    engines = [some(engine, ("version", "commit")) for engine in about["engines"]]
+    others = {now: then for then, now in pairs(about, data)[1].items() if now != then}
+    found = {"name": file, "started": about["run"].get("started"), "engines": engines}
+    return {**found, **({"as": others} if others else {}), **some(about["run"], ("unselected",))}
 
 
 def _trace(
@@ -285,7 +173,7 @@ def _flaky(
     for at, cell in enumerate(cells):
         if cell is not None and cell["verdict"] not in NO_RESULT:
             build = builds[at].get(cell["engine"], cell["engine"])
-            groups.setdefault(build, {})[at] = state(cell) == "passing"
+            groups.setdefault(build, {})[at] = cell["verdict"] in PASSING
     return tuple(
         sorted(at for group in groups.values() if len({*group.values()}) > 1 for at in group)
     )

@@ -100,8 +100,9 @@ def merge(parts: Iterable[Part], judge: Judge) -> Merged:
         "differences": joined.differences(matrices),
         "cells": cells,
     }
-    if len(matrices) == len(parts) == 1 and "baseline" in matrices[0]:
-        data["baseline"] = matrices[0]["baseline"]
+    if len(matrices) == len(parts) == 1:
+        # What earlier runs told of it is still so.
+        data |= {name: matrices[0][name] for name in ("baseline", "history") if name in matrices[0]}
     records = tuple(entry.record for _, entry in kept if entry.record is not None)
     return Merged(data, records)
 

@@ -6,10 +6,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness import history, output
+from harness import history, night, output
 from harness.diff import Key
 from harness.errors import UsageError
-from harness.history import History, HistoryError, Night
+from harness.history import History
+from harness.night import HistoryError, Night
 
 READ = 60
 """Newest files that are read: a strip shows fewer, but some may be of other cells."""
@@ -32,14 +33,14 @@ def read(folder: Path, most: int = READ) -> tuple[list[Night], list[str]]:
         raise UsageError(f"cannot read {folder}: {error.strerror or error}") from None
     for path in paths:
         try:
-            night, wrong = history.parse(path.stem, path.read_text(encoding="utf-8"))
+            found, wrong = night.parse(path.stem, path.read_text(encoding="utf-8"))
         except OSError as error:
             faults.append(f"{path}: {error.strerror or error}; it is left out")
         except (UnicodeDecodeError, HistoryError) as error:
             why = error if isinstance(error, HistoryError) else "not UTF-8 text"
             faults.append(f"{path} is no history of a run: {why}; it is left out")
         else:
-            nights.append(night)
+            nights.append(found)
             faults += [f"{path} {each}; the rest is kept" for each in wrong]
     return nights, faults
 
@@ -47,14 +48,14 @@ def read(folder: Path, most: int = READ) -> tuple[list[Night], list[str]]:
 def append(folder: Path, data: Mapping[str, Any]) -> Path:
     """Add the run of a matrix.json, once however often it is added. InfraError where the disk does
     not take it."""
-    text = history.lines(data)
-    path = folder / f"{history.name(text)}.jsonl"
+    text = night.lines(data)
+    path = folder / f"{night.name(text)}.jsonl"
     output.write_whole(path, text)
     return path
 
 
 def tell(
-    folder: Path, data: Mapping[str, Any], unselected: Collection[Key] = ()
+    folder: Path, data: Mapping[str, Any], unselected: Collection[Key] | None = None
 ) -> tuple[History, list[str]]:
     """What the folder tells of a run, and what of it cannot be read. Errors as `read`."""
     nights, faults = read(folder)

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import history, nights, result
+from harness import night as files
 from harness.cli import main
 from harness.errors import InfraError, UsageError
-from harness.history import History, HistoryError
+from harness.history import History
+from harness.night import HistoryError
 from harness.report import junit, markdown, strips
 from harness.verdict import PASSING, VERDICTS
 from harness.view import Screen
@@ -34,8 +36,8 @@ def night(day: int, *cells: dict[str, Any], commit: str = "", **more: Any) -> di
     return data
 
 
-def past(*runs: dict[str, Any]) -> list[history.Night]:
-    return [history.parse(history.name(text), text)[0] for text in map(history.lines, runs)]
+def past(*runs: dict[str, Any]) -> list[files.Night]:
+    return [files.parse(files.name(text), text)[0] for text in map(files.lines, runs)]
 
 
 def told(*runs: dict[str, Any]) -> History:
@@ -121,6 +123,13 @@ def test_a_known_failure_that_also_passes_is_flaky_and_a_gap_is_not() -> None:
         assert () == told(night(1, cell(verdict)), night(2, cell())).traces[0].flaky
 
 
+def test_a_stale_known_entry_makes_a_pass_no_failure() -> None:
+    """The cell passes: it is the entry that is wrong."""
+    assert () == told(night(1, cell()), night(2, cell(stale="gone"))).traces[0].flaky
+    both = told(night(1, cell("broken", known="bug")), night(2, cell(stale="gone")))
+    assert (0, 1) == both.traces[0].flaky
+
+
 @given(st.lists(st.sampled_from(VERDICTS), min_size=1, max_size=10))
 def test_only_passes_beside_failures_are_flaky(verdicts: list[str]) -> None:
     runs = [night(day, cell(v)) for day, v in enumerate(verdicts, 1)]
@@ -159,11 +168,56 @@ def test_runs_of_other_cells_take_no_place_and_only_the_last_are_shown() -> None
     assert history.LAST == len(told(*many).traces[0].strip)
 
 
-def test_cells_that_the_run_before_had_are_missing_unless_they_were_not_asked_for() -> None:
-    before, now = night(1, cell(), cell(dtype="fp8")), night(2, cell())
-    found = told(before, now)
-    assert ["llama3-default-fp8"] == [key[0].id for key in found.missing]
-    assert () == history.history(now, past(before), unselected=found.missing).missing
+def gone(found: History) -> list[tuple[str, str, str]]:
+    return [(case.id, device, engine) for case, device, engine in (t.key for t in found.missing)]
+
+
+def test_cells_that_an_earlier_run_had_are_missing_unless_they_were_not_asked_for() -> None:
+    runs = [night(1, cell(), cell(dtype="fp8")), night(2, cell()), night(3, cell())]
+    found = told(*runs)
+    assert [("llama3-default-fp8", "virtual:h200", "0.33.0")] == gone(found)
+    (lost,) = found.missing
+    assert (("ok", None, None), None) == (lost.strip, lost.since)
+    assert () == history.history(runs[-1], past(*runs[:-1]), unselected=[lost.key]).missing
+
+
+def test_a_lost_shard_is_missing_every_night_but_not_where_its_device_was_not_asked_for() -> None:
+    """Nothing of its device is left in the run: no column that it could be paired with."""
+    one, other = cell(device="GPU-1"), cell("broken", device="GPU-2")
+    both = {"devices": (gpu(1, "NVIDIA H200"), gpu(2, "NVIDIA B200"))}
+    short = [night(day, one, devices=both["devices"][:1]) for day in (2, 3)]
+    runs = [night(1, one, other, **both), *short]
+    assert [("llama3-default-auto", "GPU-2", "0.33.0")] == gone(told(*runs))
+    assert () == history.history(runs[-1], past(*runs[:-1]), unselected=()).missing
+    text = "\n".join(strips.terminal(PLAIN, told(*runs).to_json()))
+    assert "  Missing: earlier runs had them, which is no pass: 1 cell\n" in text
+    assert "    all of GPU-2 with vLLM 0.33.0: 1 cell" in text
+    data = {**runs[-1], "history": told(*runs).to_json()}
+    assert "- `all of GPU-2 with vLLM 0.33.0`: 1 cell\n" in markdown.render(data)
+
+
+def test_runs_that_began_later_are_no_past() -> None:
+    later, now = night(9, cell("broken")), night(5, cell())
+    assert ("ok",) == told(later, now).traces[0].strip
+
+
+def test_since_names_the_version_that_stood_for_the_engine_then() -> None:
+    old = night(1, cell(), cell(engine="0.32.0"), engines=("0.27.1", "0.32.0"))
+    old["cells"][0]["engine"] = "0.27.1"
+    new = night(2, cell(engine="0.27.1"), cell(), engines=("0.27.1", "0.33.0"))
+    data = told(old, new).to_json()
+    assert [f"at least since 2026-01-01T03:00:00Z (vLLM {v})" for v in ("0.27.1", "0.32.0")] == [
+        strips.since(data, each) for each in data["cells"]
+    ]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
 
 
 # ---- The file and the folder ---------------------------------------------------------------------
@@ -191,7 +245,7 @@ def test_a_line_tells_what_was_found(tmp_path: Path) -> None:
     assert {"kv_cache_dtype": "auto", "storage_dtype": "bfloat16", "backends": ["FLASH_ATTN"]} == (
         line["resolved"]
     )
-    assert len(line["reason"]) <= history.MAX_REASON
+    assert len(line["reason"]) <= files.MAX_REASON
 
 
 @pytest.mark.parametrize(
@@ -203,6 +257,10 @@ def test_a_line_tells_what_was_found(tmp_path: Path) -> None:
         (b'{"schema":2}', "no schema 1"),
         (b'{"schema":1,"run":{},"engines":[{}],"devices":[]}', "does not list its engines"),
         (b'{"schema":1,"run":3,"engines":[],"devices":[]}', "nothing of the run"),
+        (b'{"schema":1,"run":{"started":3},"engines":[],"devices":[]}', "nothing of the run"),
+        (b'{"schema":1,"run":{"counts":[]},"engines":[],"devices":[]}', "does not count"),
+        (b'{"schema":1,"run":{},"engines":[{"version":"1","commit":2}],"devices":[]}', "commit"),
+        (b'{"schema":1,"run":{},"engines":[],"devices":[{"spec":"a"},{"spec":"a"}]}', "twice"),
     ],
 )
 def test_a_file_that_is_none_is_named_and_the_rest_kept(
@@ -216,7 +274,17 @@ def test_a_file_that_is_none_is_named_and_the_rest_kept(
     assert words in faults[0]
 
 
-@pytest.mark.parametrize("bad", ["{", "[]", '{"id":"x"}', "[" * 100_000])
+LINE: dict[str, Any] = json.loads(files.lines(matrix(cell(dtype="x"))).split("\n")[1])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *("{", "[]", '{"id":"x"}', "[" * 100_000),
+        *(json.dumps({**LINE, "block_size": size}) for size in ([1], "1", True)),
+        *(json.dumps({**LINE, name: 3}) for name in ("known", "stale", "device", "reason")),
+    ],
+)
 def test_a_corrupt_line_is_named_and_the_rest_kept(bad: str, tmp_path: Path) -> None:
     path = nights.append(tmp_path, night(1, cell(), cell(dtype="fp8")))
     lines = path.read_text().splitlines()
@@ -226,11 +294,28 @@ def test_a_corrupt_line_is_named_and_the_rest_kept(bad: str, tmp_path: Path) -> 
     assert f"{path} line 3: " in fault
 
 
+@given(st.dictionaries(st.sampled_from([*LINE, "known", "stale", "block_size"]), JSON))
+def test_no_line_is_a_traceback(changes: dict[str, Any]) -> None:
+    head = files.lines(matrix()).split("\n")[0]
+    found, faults = files.parse("x", f"{head}\n{json.dumps({**LINE, **changes})}\n")
+    assert 1 == len(found.cells) + len(faults)
+    strips.terminal(PLAIN, history.history(night(2, cell(dtype="x")), [found]).to_json())
+
+
+def test_a_file_that_ends_early_is_named_and_a_cell_counts_once() -> None:
+    data = night(1, cell(), cell(dtype="fp8"))
+    data["run"]["counts"] = {"ok": 2}
+    head, *rest = files.lines(data).splitlines()
+    assert ["ends early: 1 of 2 cells are there"] == files.parse("x", f"{head}\n{rest[0]}\n")[1]
+    found, faults = files.parse("x", "\n".join([head, *rest, rest[0]]))
+    assert (2, ["line 4: the cell is there twice"]) == (len(found.cells), faults)
+
+
 def test_an_unknown_verdict_is_a_corrupt_line() -> None:
-    text = history.lines(night(1, cell())).replace('"verdict":"ok"', '"verdict":"good"')
-    assert ["line 2: unknown verdict 'good'"] == history.parse("x", text)[1]
+    text = files.lines(night(1, cell())).replace('"verdict":"ok"', '"verdict":"good"')
+    assert ["line 2: unknown verdict 'good'"] == files.parse("x", text)[1]
     with pytest.raises(HistoryError):
-        history.parse("x", "")
+        files.parse("x", "")
 
 
 def test_a_folder_that_is_a_file_and_a_disk_that_is_full(tmp_path: Path) -> None:
@@ -258,7 +343,7 @@ def hostile() -> dict[str, Any]:
 def test_text_from_a_run_is_text_everywhere() -> None:
     data = hostile()
     assert all(line.isprintable() for line in strips.terminal(PLAIN, data["history"]))
-    text = "\n".join(row for _, rows in strips.markdown(data["history"]) for row in rows)
+    text = "\n".join(row for _, rows in strips.markdown(data["history"]) for row, _ in rows)
     assert "`` <script>" not in text.replace("`` llama", "")
     assert "\x1b" not in text
     ET.fromstring(junit.render(data))
@@ -337,6 +422,11 @@ def test_reports_of_merged_shards_are_added_once(
     assert ["llama3-default-gone"] == [c["id"] for c in data["missing"]]
     assert 2 == len([*folder.iterdir()])
 
+    # Reported on once more without a history, what it told of the past stays.
+    out = str(tmp_path / "out")
+    assert 0 == main(["report", out])
+    assert data == result.load(tmp_path / "out")["history"]
+
     (folder / "x.jsonl").write_text("{")
     assert 1 == main(arguments)
     assert "x.jsonl is no history of a run" in capsys.readouterr().err
@@ -362,6 +452,22 @@ def test_the_command_shows_strips_flaky_ones_first(
     assert 0 == main(["history", str(folder), "*-fp8", "--json"])
     data = json.loads(capsys.readouterr().out)
     assert [["ok", "ok"]] == [c["strip"] for c in data["cells"]]
+
+
+def test_the_command_shows_what_the_newest_run_lacks(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nights.append(folder, night(3, cell()))
+    assert 0 == main(["history", str(folder), "*-fp8"])
+    line = "✓✓□  llama3-default-fp8 on virtual:h200 with vLLM 0.33.0: missing\n"
+    assert line == capsys.readouterr().out
+    # What was not asked for has not been lost.
+    part = night(4, cell())
+    part["run"]["unselected"] = 1
+    nights.append(folder, part)
+    assert 0 == main(["history", str(folder), "*-fp8"])
+    assert "✓✓□□" in (out := capsys.readouterr().out)
+    assert "missing" not in out
 
 
 @pytest.mark.parametrize(

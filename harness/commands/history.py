@@ -21,10 +21,10 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "history",
         help="what cells were, run after run",
-        description="For each cell of the newest run of a history folder (`pytest --history DIR`): "
-        "a sign for each of its last runs, oldest first, and since when it is what it is; flaky "
-        "cells, which one engine gave both ways, come first. A run without the cell is shown as "
-        f"{strips.ABSENT[0]} (or {strips.ABSENT[1]}), never as a pass.",
+        description="For each cell of a history folder (`pytest --history DIR`): a sign for each "
+        "of its last runs, oldest first, and since when it is what it is; flaky cells, which one "
+        "engine gave both ways, come first, and those that the newest run lacks last. A run "
+        f"without the cell is shown as {strips.ABSENT[0]} (or {strips.ABSENT[1]}), never as a pass.",
         epilog="example: kvmatrix history nightly-history 'dsv4-default-*'; exit code: 0 shown, "
         "1 shown, but some of it could not be read, 2 usage",
     )
@@ -49,29 +49,29 @@ def run(options: argparse.Namespace) -> int:
         print(f"kvmatrix: {safe.printable(fault)}", file=sys.stderr)
     if not found:
         raise UsageError(f"{folder} has no run: `pytest --history {folder}` adds one")
-    newest = found[-1]
+    *earlier, newest = sorted(found, key=lambda night: night.when)
     data = {**newest.about, "cells": list(newest.cells)}
-    told = history.history(data, found[:-1], last=options.runs).to_json()
-    told["cells"] = _chosen(told["cells"], options.cells)
+    told = history.history(data, earlier, last=options.runs).to_json()
+    named = _named([*told["cells"], *told["missing"]], options.cells)
+    for part in ("cells", "missing"):
+        told[part] = [cell for cell in told[part] if cell["id"] in named]
     if options.json:
         print(json.dumps(told, indent=1))
     else:
         shown = screen()
-        ordered = sorted(told["cells"], key=lambda cell: not cell["flaky"])
+        ordered = sorted([*told["cells"], *told["missing"]], key=lambda cell: not cell["flaky"])
         print("\n".join(strips.table(shown, told, ordered)))
-        missing = [f"missing: {strips.named(cell)}" for cell in told["missing"]]
-        print("".join(f"{shown.clean(each)}\n" for each in missing), end="")
     return 1 if faults else 0
 
 
-def _chosen(cells: Sequence[dict[str, Any]], patterns: Sequence[str]) -> list[dict[str, Any]]:
-    """The cells that any pattern names. UsageError for a pattern that names none."""
+def _named(cells: Sequence[dict[str, Any]], patterns: Sequence[str]) -> set[str]:
+    """The ids that any pattern names, all where there is none. UsageError for a pattern that names
+    none."""
+    ids = {cell["id"] for cell in cells}
+    found = set() if patterns else ids
     for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(cell["id"], pattern) for cell in cells):
-            ids = {cell["id"] for cell in cells}
+        matching = {each for each in ids if fnmatch.fnmatchcase(each, pattern)}
+        if not matching:
             raise unknown("cell", pattern, ids, "`kvmatrix history DIR` lists all")
-    return [
-        cell
-        for cell in cells
-        if not patterns or any(fnmatch.fnmatchcase(cell["id"], each) for each in patterns)
-    ]
+        found |= matching
+    return found

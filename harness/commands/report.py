@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is not a folder")
     found = merge.merge([part.read(folder) for folder in folders], _judge())
-    unread = _remember(found.data, options.history) if options.history is not None else []
+    unread = _past(found.data, options.history) if options.history is not None else []
     write(out, found, options.budget)
     about = found.data["run"]
     if options.json:
@@ -74,16 +74,18 @@ def run(options: argparse.Namespace) -> int:
     else:
         for line in tell(found, out):
             print(safe.printable(line), file=sys.stdout if line.startswith("wrote") else sys.stderr)
+    if options.history is not None:
+        # Last: a disk that does not take it must cost nothing else.
+        nights.append(Path(options.history), found.data)
     return 0 if found.clean and not unread else 1
 
 
-def _remember(data: dict[str, Any], name: str) -> list[str]:
-    """Put what earlier runs tell into `data`, and this run beside them; what cannot be read."""
+def _past(data: dict[str, Any], name: str) -> list[str]:
+    """Put what earlier runs tell into `data`; what of it cannot be read."""
     told, faults = nights.tell(Path(name), data)
     for fault in faults:
         print(f"kvmatrix: {safe.printable(fault)}", file=sys.stderr)
     data["history"] = told.to_json()
-    nights.append(Path(name), data)
     return faults
 
 

@@ -156,7 +156,7 @@ def _sections(data: Data) -> Iterator[Section]:
     yield "Merged parts contradict each other", _merged(merged, "conflicts"), "cells"
     if history := data.get("history"):
         for title, rows in strips.markdown(history):
-            yield title, [(row, 1) for row in rows], "cells"
+            yield title, rows, "cells"
     faults = [(f"- {_code(text)}", 0) for text in merged.get("faults", ())]
     yield "Not whole", faults, "faults"
     yield "Known failures", [*_known(by.get("known", []), several)], "links"

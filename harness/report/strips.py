@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ ABSENT = ("□", "_")
 """The sign of a run that had no such cell, and in ASCII."""
 
 KNOWN = " (known)"
+
+MISSING = "Missing: earlier runs had them"
 
 Data = Mapping[str, Any]
 """`history` of a matrix.json."""
@@ -69,8 +72,8 @@ def since(history: Data, cell: Data) -> str:
     if cell["since"] is None:
         return ""
     run = history["runs"][cell["since"]]
-    engines = ", ".join(str(engine["version"]) for engine in run["engines"])
-    when = f"{run['started'] or 'a run without a date'} (vLLM {engines})"
+    engine = (run.get("as") or {}).get(cell["engine"], cell["engine"])
+    when = f"{run['started'] or 'a run without a date'} (vLLM {engine})"
     if cell["since"] == len(cell["strip"]) - 1:
         when = "this run"
     gaps = f", {_runs(cell['gaps'])} without a result" if cell["gaps"] else ""
@@ -93,7 +96,25 @@ def named(cell: Data) -> str:
 def _sections(history: Data) -> Iterator[tuple[str, str, list[Data]]]:
     yield "Flaky: one engine gave both", "bad", flaky(history)
     yield "Not what it was in the run before", "bold", changed(history)
-    yield "Missing: the run before had it, which is no pass", "known", list(history["missing"])
+    yield f"{MISSING}, which is no pass", "known", list(history["missing"])
+
+
+def _lost(history: Data) -> list[tuple[str, int]]:
+    """What a lost shard leaves: devices and engines of which nothing is there, and how many cells
+    earlier runs had of each."""
+    here = {(cell["device"], cell["engine"]) for cell in history["cells"]}
+    gone = Counter((cell["device"], cell["engine"]) for cell in history["missing"])
+    return [
+        (f"all of {device} with vLLM {engine}", number)
+        for (device, engine), number in gone.items()
+        if (device, engine) not in here
+    ]
+
+
+def _single(history: Data, cells: Sequence[Data]) -> list[Data]:
+    """The cells but those that `_lost` tells of."""
+    here = {(cell["device"], cell["engine"]) for cell in history["cells"]}
+    return [cell for cell in cells if (cell["device"], cell["engine"]) in here]
 
 
 def terminal(screen: Screen, history: Data) -> list[str]:
@@ -107,6 +128,10 @@ def terminal(screen: Screen, history: Data) -> list[str]:
         if not cells:
             continue
         lines += screen.lines(f"{title}: {_cells(len(cells))}", style, "  ", "    ")
+        if title.startswith(MISSING):
+            for text, number in _lost(history):
+                text = screen.clean(f"{text}: {_cells(number)}")
+                lines += screen.lines(text, style, "    ", "      ")
         for text in _listed(screen, history, cells):
             lines += screen.lines(text, "", "    ", "      ")
     if len(lines) == 1:
@@ -115,31 +140,40 @@ def terminal(screen: Screen, history: Data) -> list[str]:
 
 
 def _listed(screen: Screen, history: Data, cells: Sequence[Data]) -> Iterator[str]:
+    cells = _single(history, cells)
     for cell in cells[:MANY]:
-        signs = f"{strip(screen, cell['strip'])}  " if "strip" in cell else ""
+        signs = f"{strip(screen, cell['strip'])}  "
         told = since(history, cell) if cell.get("flaky") == [] else ""
         yield signs + screen.clean(named(cell) + (f", {told}" if told else ""))
     if len(cells) > MANY:
         yield f"and {len(cells) - MANY} more, which matrix.json has"
 
 
-def markdown(history: Data) -> Iterator[tuple[str, list[str]]]:
-    """Titles and lists for matrix.md: what `terminal` tells."""
+def markdown(history: Data) -> Iterator[tuple[str, list[tuple[str, int]]]]:
+    """Titles and lists for matrix.md, with how many cells each entry is of: what `terminal`
+    tells."""
     screen = Screen(0, color=False, unicode=True)
     for title, _, cells in _sections(history):
         rows = []
-        for cell in cells:
-            signs = f"{code(strip(screen, cell['strip']))} " if "strip" in cell else ""
-            rows.append(f"- {signs}{code(screen.clean(named(cell)))}")
+        if title.startswith(MISSING):
+            for text, number in _lost(history):
+                rows.append((f"- {code(screen.clean(text))}: {_cells(number)}", number))
+        for cell in _single(history, cells):
+            signs = code(strip(screen, cell["strip"]))
+            rows.append((f"- {signs} {code(screen.clean(named(cell)))}", 1))
         yield f"{title}: {_cells(len(cells))}", rows
 
 
 def table(screen: Screen, history: Data, cells: Iterable[Data]) -> list[str]:
     """A line for each cell: its strip, what it is, since when."""
     lines = []
+    # A run that was asked for a part of the cells has lost none by that.
+    gone = (
+        "not in this run, which had a part" if history["runs"][-1].get("unselected") else "missing"
+    )
     for cell in cells:
         mark = "flaky  " if cell["flaky"] else ""
-        last = cell["strip"][-1] or "missing"
+        last = cell["strip"][-1] or gone
         told = since(history, cell)
         text = f"{named(cell)}: {last}{f', {told}' if told else ''}"
         head = f"{strip(screen, cell['strip'])}  {mark}"

@@ -2,8 +2,8 @@
 const runs = (data.history && data.history.runs) || [];
 
 /** The verdict of one run in words, its sign, and the class that colours it. */
-function pastOf(verdict) {
-  if (verdict === null) return { words: "no such cell in that run", sign: "□", tone: "absent" };
+function pastOf(verdict, part) {
+  if (verdict === null) return { words: part ? "not in that run, which had a part of the cells" : "no such cell in that run", sign: "□", tone: "absent" };
   const name = verdict.split(" ")[0];
   if (verdict.endsWith("(known)")) return { words: verdict, sign: "k", tone: "known" };
   const tones = { ok: "good", rejected: "dim", skipped: "skip", notrun: "absent", infra: "absent" };
@@ -16,10 +16,11 @@ function historyOf(cell) {
   const past = get(cell, "history");
   if (!past) return null;
   const items = past.strip.map((verdict, index) => {
-    const one = pastOf(verdict);
     const run = runs[index] || { engines: [] };
+    const one = pastOf(verdict, run.unselected);
     const when = index === past.strip.length - 1 ? "this run" : run.started || "a run without a date";
-    const built = run.engines.map((engine) => `vLLM ${engine.version}${engine.commit ? ` (${engine.commit.slice(0, 9)})` : ""}`);
+    const version = (run.as || {})[get(cell, "engine")] || get(cell, "engine");
+    const built = run.engines.filter((engine) => engine.version === version).map((engine) => `vLLM ${engine.version}${engine.commit ? ` (${engine.commit.slice(0, 9)})` : ""}`);
     const text = [when, built.join(", "), one.words].filter(Boolean).join(": ");
     const sign = el("span", { "aria-hidden": "true" }, one.sign);
     return el("li", { class: `past ${one.tone}`, title: text }, sign, el("span", { class: "vh" }, text));

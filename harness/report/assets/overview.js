@@ -57,7 +57,7 @@ function missing(cells, what) {
 function buildBaseline(changed) {
   const { baseline } = data;
   const lost = data.history.missing.map((one) => [one.id, one.device, one.engine]);
-  const parts = missing(lost, "missing: the run before had them");
+  const parts = missing(lost, "missing: earlier runs had them");
   if (baseline) {
     const kinds = Object.entries(baseline.counts).filter(([kind, count]) => count && kind !== "vanished");
     const buttons = kinds.map(([kind, count]) => {
