@@ -152,7 +152,7 @@ def _about(file: str, about: Mapping[str, Any], data: Mapping[str, Any]) -> dict
 def _trace(
     key: Key, cells: Sequence[Mapping[str, Any] | None], builds: Sequence[Mapping[str, str]]
 ) -> Trace:
-    strip = tuple(None if cell is None else verdict(cell) for cell in cells)
+    strip = tuple(None if cell is None else _told(cell) for cell in cells)
     since, gaps, unclear = None, 0, 0
     if strip[-1] not in (None, *NO_RESULT):
         for at in range(len(strip) - 1, -1, -1):
@@ -164,6 +164,11 @@ def _trace(
             else:
                 break
     return Trace(key, strip, since, gaps, _flaky(cells, builds))
+
+
+def _told(cell: Mapping[str, Any]) -> str:
+    # What gave no result is known for nothing.
+    return str(cell["verdict"]) if cell["verdict"] in NO_RESULT else verdict(cell)
 
 
 def _flaky(

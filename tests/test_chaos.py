@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from harness import nights
 from tests.chaos.engine import ACTS
 from tests.chaos.planted import plant
 
@@ -167,11 +168,17 @@ SOME = "dsv4-default-fine or dsv4-default-hang or dsv4-default-spin or dsv4-defa
 def test_a_cancelled_run_reports_what_it_planned(
     planted: Path, number: signal.Signals, workers: tuple[str, ...]
 ) -> None:
-    with running(planted, "-k", SOME, *workers) as process:
+    history = planted.parent / "history"
+    with running(planted, "-k", SOME, *workers, f"--history={history}") as process:
         os.kill(process.pid, number)
         text, _ = process.communicate(timeout=60)
     assert 2 == process.returncode, text
     found = cells(planted)
+    ((night,), faults) = nights.read(history)
+    assert ([c["verdict"] for c in found.values()], []) == (
+        [c["verdict"] for c in night.cells],
+        faults,
+    )
     assert {"fine", "hang", "spin", "daemon"} == {c["kv_cache_dtype"] for c in found.values()}
     verdicts = [cell["verdict"] for cell in found.values()]
     assert "notrun" in verdicts, text

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from harness import history, nights, result
 from harness import night as files
 from harness.cli import main
-from harness.errors import InfraError, UsageError
+from harness.errors import EXIT_INFRA, InfraError, UsageError
 from harness.history import History
 from harness.night import HistoryError
 from harness.report import junit, markdown, strips
@@ -89,6 +89,14 @@ def test_no_result_is_never_shown_as_a_pass(found: list[str | None]) -> None:
     shown = strips.strip(PLAIN, found)
     assert len(found) == len(shown)
     assert not {"✓", "·"} & set(shown)
+
+
+@pytest.mark.parametrize("lost", history.NO_RESULT)
+def test_what_gave_no_result_is_no_known_failure_either(lost: str) -> None:
+    runs = [night(day, cell(v, known="bug")) for day, v in enumerate(("broken", lost, "broken"), 1)]
+    (trace,) = told(*runs).traces
+    assert ("broken (known)", lost, "broken (known)") == trace.strip
+    assert (0, 1) == (trace.since, trace.gaps)
 
 
 def test_what_has_no_result_now_is_nothing_since_no_day() -> None:
@@ -398,6 +406,26 @@ def test_pytest_adds_each_run_and_tells_of_those_before(tmp_path: Path) -> None:
     _, out, data = run(tmp_path, python, "-k", "dsv4-default-fine", f"--history={folder}")
     assert [] == data["history"]["missing"]
     assert "Missing" not in out
+
+
+NO_DISK = "/proc/kvmatrix"
+"""A folder that nobody can make."""
+
+
+def test_a_disk_that_does_not_take_it_costs_the_history_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = plant(tmp_path)
+    code, out, data = run(tmp_path, python, "-k", "dsv4-default-fine", f"--history={NO_DISK}")
+    assert (EXIT_INFRA, ["rejected"]) == (code, [c["verdict"] for c in data["cells"]])
+    assert f"kvmatrix: cannot write {NO_DISK}" in out
+    assert (tmp_path / "out" / "junit.xml").is_file()
+
+    again = tmp_path / "again"
+    arguments = ["report", str(tmp_path / "out"), "--out", str(again), "--history", NO_DISK]
+    assert EXIT_INFRA == main(arguments)
+    assert f"kvmatrix: cannot write {NO_DISK}" in capsys.readouterr().err
+    assert data["cells"] == result.load(again)["cells"]
 
 
 def test_reports_of_merged_shards_are_added_once(

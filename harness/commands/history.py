@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
         description="For each cell of a history folder (`pytest --history DIR`): a sign for each "
         "of its last runs, oldest first, and since when it is what it is; flaky cells, which one "
         "engine gave both ways, come first, and those that the newest run lacks last. A run "
-        f"without the cell is shown as {strips.ABSENT[0]} (or {strips.ABSENT[1]}), never as a pass.",
+        f"without the cell is {strips.ABSENT[0]} (or {strips.ABSENT[1]}), never a pass.",
         epilog="example: kvmatrix history nightly-history 'dsv4-default-*'; exit code: 0 shown, "
         "1 shown, but some of it could not be read, 2 usage",
     )
