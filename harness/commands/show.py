@@ -64,10 +64,14 @@ def show(sheet: Sheet, *, markdown: bool) -> None:
     if markdown:
         print(changes.markdown(sheet), end="")
         return
+    print("\n".join(changes.terminal(screen(), sheet)))
+
+
+def screen() -> Screen:
+    """What this terminal, or the file in its place, can show."""
     columns = shutil.get_terminal_size((FALLBACK_WIDTH, 24)).columns
-    screen = Screen(
+    return Screen(
         max(columns, MIN_WIDTH),
         color=sys.stdout.isatty() and not os.environ.get("NO_COLOR"),
         unicode=(sys.stdout.encoding or "").lower().startswith("utf"),
     )
-    print("\n".join(changes.terminal(screen, sheet)))
