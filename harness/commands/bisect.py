@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from harness import bisect, commits, install, releases
 from harness.bisect import Trial
 from harness.commands.show import screen
@@ -27,8 +29,8 @@ def add(commands: Any) -> None:
         help="find the version in which a cell changed",
         description="Find the first release, or the first commit, in which a cell is no longer "
         "what it is at the older end: whether it passes, else its verdict, dtype, backends or "
-        "page, whichever is the first that the ends differ in. --good may be the newer one: then it is "
-        "the fix that is found. Releases are installed on demand; what a version gave is kept.",
+        "page, whichever is the first that the ends differ in. --good may be the newer one: then "
+        "it is the fix that is found. Releases are installed on demand; what one gave is kept.",
         epilog="example: kvmatrix bisect dsv4-default-unset --bad 0.27.1 --good 0.33.0 --device "
         "virtual:h200; exit code: 0 found, 1 not found (the ends are alike, or a version gave "
         "this once and that another time), 2 usage, 75 host or network not usable",
@@ -119,7 +121,7 @@ def _releases(options: argparse.Namespace) -> Plan:
     for name, found in (("good", good), ("bad", bad)):
         if len(found) != 1:
             raise UsageError(f"--{name} is one release, such as 0.33.0")
-    if good == bad:
+    if Version(good[0]) == Version(bad[0]):
         raise UsageError(f"--good and --bad are both {good[0]}: there is nothing between")
     for each in (*good, *bad):
         check_supported(each)
