@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import device, host, install, nvml, plan, safe
-from harness.commands import agree, diff, report
+from harness.commands import agree, diff, pipeline, report
 from harness.device import Discovery, Gpu
 from harness.errors import EXIT_INFRA, EXIT_USAGE, InfraError, UsageError
 from harness.facts import check_supported
@@ -105,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     diff.add(commands)
     agree.add(commands)
     report.add(commands)
+    pipeline.add(commands)
     commands.add_parser(
         "run",
         help="run the matrix: pytest with the arguments that follow",
