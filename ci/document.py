@@ -25,13 +25,14 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key, _ in node.value:
+            # `<<` merges what an anchor names, as often as it stands.
+            if not isinstance(key, yaml.ScalarNode) or key.tag.endswith(":merge"):
+                continue
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key.value!r} stands twice", key.start_mark
                 )
-            # `<<` merges what an anchor names, as often as it stands.
-            if key.tag != "tag:yaml.org,2002:merge":
-                seen.add(key.value if isinstance(key.value, str) else id(key))
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 

@@ -86,8 +86,8 @@ def retry() -> dict[str, Any]:
     }
 
 
-def commands(settings: Settings, step: Step) -> list[str]:
-    """What a job of `step` runs."""
+def commands(settings: Settings, step: Step, out: str) -> list[str]:
+    """What a job of `step` runs; `out` is where its shard goes, from kvmatrix's folder."""
     lines = [*_begin(settings)]
     if step.real:
         # `--device auto` goes on with a virtual device where there is no GPU: here it must not.
@@ -98,7 +98,7 @@ def commands(settings: Settings, step: Step) -> list[str]:
     asked = ["--device=" + spec for spec in step.devices]
     if step.engine != "current":
         asked.append("--engine=" + step.engine)
-    words = ["--step", step.key, "--out", _from_folder(settings, SHARDS)]
+    words = ["--step", step.key, "--out", out]
     lines.append(_python(settings, "ci.shard", [*words, "--", *asked, *step.pytest]))
     return lines
 
@@ -140,11 +140,6 @@ def _python(settings: Settings, module: str, words: Sequence[str]) -> str:
     return " ".join([*shlex.split(settings.python), "-m", module, *map(quote, words)])
 
 
-def _from_folder(settings: Settings, path: str) -> str:
-    """A path of the folder that a job starts in, as kvmatrix's folder sees it."""
-    return posixpath.relpath(path, settings.folder)
-
-
 def _premerge(
     settings: Settings, premerge: Premerge, *, conditional: bool
 ) -> Iterator[dict[str, Any]]:
@@ -159,11 +154,13 @@ def _premerge(
 
 
 def _shards(settings: Settings, step: Step) -> dict[str, Any]:
+    # The agent looks for artifacts in the folder that a job starts in.
+    out = posixpath.relpath(SHARDS, settings.folder)
     found: dict[str, Any] = {
         "label": label(step),
         "key": step.key,
         "agents": {"queue": step.queue},
-        "commands": commands(settings, step),
+        "commands": commands(settings, step, out),
         "timeout_in_minutes": step.timeout_in_minutes,
         "retry": retry(),
         # The agent uploads them whatever becomes of the job.

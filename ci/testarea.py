@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from ci import pipeline
-from ci.settings import Premerge, Settings, Step, Area, premerge_merge_key
+from ci.settings import Area, Premerge, Settings, Step, premerge_merge_key
 from harness.errors import UsageError
 
 _HEAD = """\
@@ -80,7 +80,7 @@ class _Dumper(yaml.SafeDumper):
     """Writes as vLLM's files are written: double quotes, and no anchors."""
 
     def choose_scalar_style(self) -> str:
-        style = super().choose_scalar_style()  # type: ignore[no-untyped-call]
+        style = super().choose_scalar_style()
         return '"' if style == "'" else str(style or "")
 
     def ignore_aliases(self, _: Any) -> bool:
@@ -109,7 +109,8 @@ def _dependency(pattern: str) -> str:
 
 
 def _shard(settings: Settings, step: Step) -> dict[str, Any]:
-    *before, last = pipeline.commands(settings, step)
+    # No `artifact_paths` here: ci.shard uploads what it has written, from where it runs.
+    *before, last = pipeline.commands(settings, step, pipeline.SHARDS)
     if _is_merged(settings, step):
         last += " || { code=$?; [ $code -eq 1 ] || exit $code; }"
     found: dict[str, Any] = {
