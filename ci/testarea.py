@@ -136,9 +136,7 @@ def _is_merged(settings: Settings, step: Step) -> bool:
 def _merge(settings: Settings, key: str, steps: Sequence[Step]) -> dict[str, Any]:
     merge = settings.merge
     if merge.vllm_device is None:
-        raise UsageError(
-            "merge: name the device of vLLM's that it runs on, `vllm_device: cpu-small`"
-        )
+        raise UsageError("merge: name its device in vLLM's CI, such as `vllm_device: cpu-small`")
     return {
         "label": merge.label or "KV cache: merge",
         "key": key,

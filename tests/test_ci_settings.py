@@ -50,8 +50,9 @@ def complaint(data: Any) -> str:
 def test_the_least_has_defaults() -> None:
     found = load(LEAST)
     assert found.nightly is not None
-    assert settings.Step("gpu", "gpus", 30, devices=("auto",), parallelism=1) == (
-        found.nightly.steps[0]
+    assert (
+        settings.Step("gpu", "gpus", 30, devices=("auto",), parallelism=1)
+        == (found.nightly.steps[0])
     )
     assert None is found.premerge
     assert "kvmatrix" == found.merge.context
@@ -119,7 +120,7 @@ def test_an_unknown_key_is_an_error_that_names_what_is_near(data: Any, key: str,
         (step(pytest="-k 'dsv4 and'"), "-k 'dsv4 and'"),
         (step(pytest="-k"), "expected one argument"),
         (step(pytest="-k 'unclosed"), "No closing quotation"),
-        (step(pytest="-k \"it's\""), "a shell would read"),
+        (step(pytest='-k "it\'s"'), "a shell would read"),
         (step(pytest="-k $SELECT"), "a shell would read"),
         (step(pytest="cases/test_matrix.py"), "cells are chosen with -k"),
         (step(pytest="-x"), "unknown option '-x'"),
