@@ -23,6 +23,8 @@ from harness.errors import UsageError
 from tests.fake_nvml import Card, FakeNvml, Slice
 from tests.test_ci_settings import LEAST, load, merge, premerge, step
 
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
 AREA_KEYS = {
     *("label", "key", "device", "depends_on", "commands", "source_file_dependencies", "env"),
     *("parallelism", "timeout_in_minutes", "mount_buildkite_agent", "retry", "optional"),
@@ -450,3 +452,30 @@ def test_the_vllm_dialect_does_not_split_words_of_a_step_over_lines() -> None:
     lines = [line for line in text.splitlines() if "ci.shard" in line]
     assert all(line.startswith("  - python3 -m ci.shard --step ") for line in lines)
     assert 2 == len(lines)
+
+
+def test_the_workflow_for_github_is_valid_and_its_shards_are_all_there_is() -> None:
+    workflow = yaml.safe_load((DOCS / "github-actions.yml").read_text("utf-8"))
+    workflow["on"] = workflow.pop(True)  # YAML 1.1 reads `on` as true, as GitHub does not
+    schema("github-workflows").validate(workflow)
+    shard, report = workflow["jobs"]["shard"], workflow["jobs"]["report"]
+    numbers = shard["strategy"]["matrix"]["shard"]
+    assert [*range(1, len(numbers) + 1)] == numbers
+    ran = [each.get("run", "") for each in shard["steps"]]
+    assert 1 == sum(f"--shard ${{{{ matrix.shard }}}}/{len(numbers)} " in line for line in ran)
+    assert "always()" == report["if"]
+    assert {*workflow["on"]["pull_request"]["paths"]} == {
+        *settings.read(settings.DEFAULT).premerge.changes  # type: ignore[union-attr]
+    }
+
+
+def test_the_guide_names_what_there_is() -> None:
+    guide = (DOCS / "ci.md").read_text("utf-8")
+    entry = yaml.safe_load(guide.split("```yaml\n")[1].split("```")[0].replace("[...]", "[]"))
+    found = load({**LEAST, "nightly": {"steps": entry}})
+    BUILDKITE.validate(pipeline.pipeline(found))
+    uploads = yaml.safe_load(guide.split("```yaml\n")[2].split("```")[0])
+    BUILDKITE.validate(uploads)
+    for key in yaml.safe_load(settings.DEFAULT.read_text("utf-8")):
+        if key != "python":
+            assert f"`{key}" in guide
