@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import device, host, install, nvml, plan, safe
-from harness.commands import agree, bisect, diff, report
+from harness.commands import agree, bisect, diff, pipeline, report
 from harness.device import Discovery, Gpu
 from harness.errors import EXIT_INFRA, EXIT_USAGE, InfraError, UsageError
 from harness.facts import check_supported
@@ -106,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     agree.add(commands)
     report.add(commands)
     bisect.add(commands)
+    pipeline.add(commands)
     commands.add_parser(
         "run",
         help="run the matrix: pytest with the arguments that follow",
