@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import device, host, install, nvml, plan, safe
-from harness.commands import agree, bisect, diff, pipeline, report
+from harness.commands import agree, bisect, diff, history, pipeline, report, support
 from harness.device import Discovery, Gpu
 from harness.errors import EXIT_INFRA, EXIT_USAGE, InfraError, UsageError
 from harness.facts import check_supported
@@ -104,7 +104,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_explain(commands)
     diff.add(commands)
     agree.add(commands)
+    support.add(commands)
     report.add(commands)
+    history.add(commands)
     bisect.add(commands)
     pipeline.add(commands)
     commands.add_parser(

@@ -20,11 +20,12 @@ FALLBACK_WIDTH = 100
 """Columns where there is no terminal that could tell."""
 
 
-def formats(command: argparse.ArgumentParser) -> None:
-    """The options that choose one."""
+def formats(command: argparse.ArgumentParser) -> Any:
+    """The options that choose one; the group that more of them belong in."""
     chosen = command.add_mutually_exclusive_group()
     chosen.add_argument("--markdown", action="store_true", help="print Markdown, for a comment")
     chosen.add_argument("--json", action="store_true", help="print a JSON object with all of it")
+    return chosen
 
 
 class Compared(Protocol):
