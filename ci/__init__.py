@@ -1,1 +1,1 @@
-"""Buildkite: the pipeline, a shard of a run, and the merge of all its shards."""
+"""The nightly: pipeline, shards and their merge on Buildkite, or on any other CI."""

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ci import agent, annotation
+from ci import annotation
+from ci.agent import Agent
 from ci.annotation import About
 from harness import diff, merge, nights, output, part, result, safe
 from harness.case import slug
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Merge, tell, and give the build its exit code."""
     options = _parser().parse_args(argv)
     try:
-        return run(options, os.environ)
+        return run(options, Agent.here())
     except (UsageError, InfraError) as error:
         # Not through `say`: a broken log must not hide why there is no report.
         print(f"kvmatrix: {safe.printable(safe.mask(str(error), os.environ))}", file=sys.stderr)
@@ -51,12 +52,14 @@ def _parser() -> argparse.ArgumentParser:
         "exit code: 0 nothing new, 1 new failures (any failure where there is no run to compare "
         "with), 2 usage, 75 shards or results are missing and nothing else is wrong",
     )
-    parser.add_argument("--steps", nargs="+", required=True, metavar="KEY", help="the shards' steps")
+    parser.add_argument("--steps", nargs="+", required=True, metavar="KEY", help="of the shards")
     parser.add_argument("--shards", default="shards", metavar="DIR", help="where they go (shards)")
     parser.add_argument("--out", default="matrix", metavar="DIR", help="the whole (matrix)")
     parser.add_argument(
-        "--history", metavar="DIR", help="folder that outlives builds; the run is added to it, and "
-        "compared with the last one of its branch there"
+        "--history",
+        metavar="DIR",
+        help="folder that outlives builds; the run is added to it, and "
+        "compared with the last one of its branch there",
     )
     parser.add_argument(
         "--baseline", metavar="PATH", help="compare with this matrix.json, or the one in a folder"
@@ -67,11 +70,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def run(options: argparse.Namespace, agent: Agent) -> int:
     """The exit code of the epilog. UsageError and InfraError where there can be no report."""
-    shards, out = Path(options.shards), Path(options.out)
+    shards, out, environ = Path(options.shards), Path(options.out), agent.environ
     for step in options.steps:
-        agent.download(f"{options.shards}/{step}-*/**/*", Path(), step=step)
+        told = agent.download(f"{options.shards}/{step}-*/*", Path(), step=step)
+        if not told.ok:
+            say(f"{told.why}; the shards of {step} are those that are in {shards}")
     parts, missing = read(shards, options.steps)
     if not parts:
         raise InfraError(f"{shards} has no shard of {', '.join(options.steps)}: none left anything")
@@ -79,9 +84,8 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     data = found.data
     merged = data["run"]["merged"]
     merged["faults"] = sorted({*merged["faults"], *missing})
-    told = [*missing, *_conflicts(merged)]
     branch = environ.get("BUILDKITE_BRANCH", "")
-    old = _baseline(options, branch)
+    old = _baseline(options, branch, agent)
     news = None
     if old is not None:
         news = diff.diff(old, data)
@@ -93,12 +97,12 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
             say(fault)
     report.write(out, found, markdown.LIMIT)
     about = About(
-        tuple(told),
+        (*missing, *_conflicts(merged)),
         tuple(environ.get("KVMATRIX_OWNERS", "").split()),
         {name: f"{options.out}/{file}" for name, file in LINKS.items()},
     )
     code = annotation.exit_code(data, news, about)
-    _tell(options, data, news, old, about, environ)
+    _tell(options, data, news, old, about, agent)
     if options.history is not None:
         _remember(Path(options.history), branch, data)
     return code
@@ -135,7 +139,7 @@ def _folders(folder: Path, step: str) -> Iterator[tuple[int, Path]]:
 
 
 def _lacking(step: str, seen: Mapping[int, Part]) -> Iterator[str]:
-    """What a step's shards say of each other: how many there must be, and by what they were split."""
+    """What a step's shards say of each other: how many there are, and what they were split by."""
     abouts = {
         index: each.matrix["run"].get("shard") or {}
         for index, each in seen.items()
@@ -170,7 +174,7 @@ def _conflicts(merged: Mapping[str, Any]) -> Iterator[str]:
 # ---- What it is compared with --------------------------------------------------------------------
 
 
-def _baseline(options: argparse.Namespace, branch: str) -> dict[str, Any] | None:
+def _baseline(options: argparse.Namespace, branch: str, agent: Agent) -> dict[str, Any] | None:
     """The run to compare with; None where there is none yet, or it cannot be had."""
     if options.baseline is not None:
         return result.load(Path(options.baseline))
@@ -215,20 +219,23 @@ def _tell(
     news: Diff | None,
     old: Mapping[str, Any] | None,
     about: About,
-    environ: Mapping[str, str],
+    agent: Agent,
 ) -> None:
     """The annotation, as a file and on the build; artifacts; meta-data."""
-    body = safe.mask(annotation.render(data, news, old, about), environ)
+    body = safe.mask(annotation.render(data, news, old, about), agent.environ)
     output.write_whole(Path(options.out) / "annotation.md", body)
-    agent.upload(f"{options.out}/*")
-    context = environ.get("KVMATRIX_ANNOTATION_CONTEXT") or CONTEXT
-    agent.annotate(body, context, annotation.style(data, news, about))
-    counts = data["run"]["counts"]
-    agent.set_meta_data("kvmatrix-counts", json.dumps(counts))
-    agent.set_meta_data(
-        "kvmatrix-new-failures", str(news.counts()[diff.NEW] if news is not None else "unknown")
-    )
-    print(body.split("\n<details>")[0], flush=True)
+    context = agent.environ.get("KVMATRIX_ANNOTATION_CONTEXT") or CONTEXT
+    fresh = str(news.counts()[diff.NEW]) if news is not None else "unknown"
+    for told in (
+        agent.upload(f"{options.out}/*"),
+        agent.annotate(body, context, annotation.style(data, news, about)),
+        agent.set("kvmatrix-counts", json.dumps(data["run"]["counts"])),
+        agent.set("kvmatrix-new-failures", fresh),
+    ):
+        if not told.ok:
+            say(f"{told.why}; {options.out}/ has it all")
+    # What a log is read for; the rest is in the files.
+    print(body.partition("\n<details>")[0], flush=True)
 
 
 if __name__ == "__main__":

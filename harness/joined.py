@@ -132,7 +132,7 @@ def _places(names: Iterable[str]) -> dict[str, int]:
 
 def ids_of(keys: Sequence[Key], engines: Sequence[Data], devices: Sequence[Data]) -> Iterator[str]:
     """Ids as the plan gives them: device and engine are named where there are several."""
-    called = {device["spec"]: _device_id(device) for device in devices}
+    called = {device["spec"]: device_id(device) for device in devices}
     often = Counter(called.values())
     for case, device, engine in keys:
         short = called[device]
@@ -144,5 +144,6 @@ def ids_of(keys: Sequence[Key], engines: Sequence[Data], devices: Sequence[Data]
         yield "-".join(parts)
 
 
-def _device_id(device: Data) -> str:
+def device_id(device: Data) -> str:
+    """What a device is called in ids (`Device.id`)."""
     return device.get("label") or slug(device["spec"] if not device.get("uuid") else device["name"])
