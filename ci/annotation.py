@@ -58,12 +58,18 @@ def style(data: Mapping[str, Any], news: Diff | None, about: About) -> str:
 
 def exit_code(data: Mapping[str, Any], news: Diff | None, about: About) -> int:
     """That of the merge: 1 for failures that are new (for any, where there is nothing to compare
-    with), 75 where the host alone kept a result from us, else 0."""
-    states = {state(cell) for cell in data["cells"]}
-    failed = "failing" in states if news is None else news.exit_code == 1
-    if failed:
+    with), 75 where results are missing, else 0. That a cell never reported is no news of vLLM's:
+    its shard was cut off."""
+    states = {state(cell) for cell in data["cells"] if cell["verdict"] != "notrun"}
+    if "failing" in states if news is None else bool(_failures(news)):
         return 1
-    return EXIT_INFRA if about.missing or "lost" in states or not data["cells"] else 0
+    whole = data["cells"] and all(cell["verdict"] != "notrun" for cell in data["cells"])
+    return EXIT_INFRA if about.missing or "lost" in states or not whole else 0
+
+
+def _failures(news: Diff) -> list[Change]:
+    """New failures that a cell itself reported."""
+    return [c for c in news.changes if c.kind == diff.NEW and c.new != "notrun"]
 
 
 def render(
@@ -95,12 +101,18 @@ def _headline(
     data: Mapping[str, Any], news: Diff | None, old: Mapping[str, Any] | None, about: About
 ) -> list[str]:
     counts = news.counts() if news is not None else {}
+    if news is not None:
+        counts = {**counts, diff.NEW: len(_failures(news))}
+    lost = sum(cell["verdict"] == "notrun" for cell in data["cells"])
     parts = [f"{counts[kind]} {name}" for kind, name in _COUNTED.items() if counts.get(kind)]
+    if fresh := counts.get(diff.NEW):
+        parts.insert(0, f"{fresh} NEW FAILURE{'' if fresh == 1 else 'S'}")
     if news is None:
-        failing = sum(state(cell) == "failing" for cell in data["cells"])
+        failing = sum(state(cell) == "failing" for cell in data["cells"]) - lost
         parts = [f"{failing} failing" if failing else "nothing fails"]
     elif not counts.get(diff.NEW):
         parts.insert(0, "no new failure")
+    parts += [f"{lost} never reported"] if lost else []
     parts += ["some of it is missing"] if about.missing else []
     lines = [f"### KV cache: {', '.join(parts)}", ""]
     lines.append(f"{_plain(differences.run(data))}: {len(data['cells'])} cells.")
@@ -112,7 +124,6 @@ def _headline(
 
 
 _COUNTED = {
-    diff.NEW: "NEW FAILURES",
     diff.LOST: "without a result",
     diff.FIXED: "fixed",
     diff.STILL: "still failing",
@@ -142,7 +153,7 @@ def _new(
     data: Mapping[str, Any], news: Diff, old: Mapping[str, Any], about: About
 ) -> list[list[str]]:
     """Blocks of lines: the causes of new failures, those of most cells first."""
-    keys = {(c.case, c.device, c.engine): c for c in news.changes if c.kind == diff.NEW}
+    keys = {(c.case, c.device, c.engine): c for c in _failures(news)}
     cells = [
         cell for cell in data["cells"] if (case_of(cell), cell["device"], cell["engine"]) in keys
     ]
@@ -173,7 +184,8 @@ def _seen(
 
 def _rest(news: Diff, old: Mapping[str, Any], data: Mapping[str, Any]) -> list[list[str]]:
     """Blocks of lines: what is news and no new failure."""
-    others = replace(news, changes=tuple(c for c in news.changes if c.kind != diff.NEW))
+    failures = set(_failures(news))
+    others = replace(news, changes=tuple(c for c in news.changes if c not in failures))
     if not others.changes:
         return []
     text = changes.markdown(differences.sheet(others, old, data))
