@@ -58,10 +58,10 @@ def members(items: Sequence[T], shard: Shard, piece: Callable[[T], Piece]) -> li
 def split(pieces: Sequence[Piece], count: int) -> list[int]:
     """The shard, from 1 to `count`, of each piece. The same pieces in any order are split alike, as
     long as no two have the same name."""
-    found = [1] * len(pieces)
     count = min(count, len(pieces))
     if count < 2:
-        return found
+        return [1] * len(pieces)
+    found = [0] * len(pieces)
     roots = _tree(pieces)
     total = sum(root.cost for root in roots)
     lowest = max(-(-total // count), *(root.longest for root in roots))
@@ -185,7 +185,7 @@ def _pack(roots: Sequence[_Node], count: int, ceiling: int) -> list[list[int]] |
     for node in roots:
         if shards.loads[0][0] + node.cost <= ceiling:
             shards.give(node.items(), node.cost)
-        elif not _cut(node, shards, ceiling):
+        elif node.item is not None or not _cut(node, shards, ceiling):
             return None
     return shards.items
 
