@@ -104,6 +104,13 @@ def test_the_longest_piece_has_a_shard_of_its_own() -> None:
     assert [1, 10] == sorted(len(part) for part in parts(pieces, 2))
 
 
+def test_few_long_pieces_that_share_a_warm_up_are_dealt_out_one_by_one() -> None:
+    """They do not fit below any ceiling that counts the warm-up for each of them."""
+    warm = (("x", 25.0), ("m", 2.0))
+    pieces = [Piece("a", 20.0, warm), Piece("b", 10.0, warm), Piece("c", 10.0, warm)]
+    assert [["a"], ["b", "c"]] == [[piece.name for piece in part] for part in parts(pieces, 2)]
+
+
 def test_what_is_warmed_up_is_not_warmed_up_twice() -> None:
     """Four devices with one vLLM import each: two a shard cost 2 * 26 s; spread, all four 25 s."""
     pieces = [
@@ -144,7 +151,8 @@ def test_recorded_durations_are_split_within_a_tenth_of_the_ideal(count: int) ->
     models = len({piece.warm[1] for piece in pieces})
     # Each shard imports vLLM, and somebody each model.
     whole = ideal + WARM_UP + models * MODEL_SECONDS / count
-    for part in parts(pieces, count):
+    found = parts(pieces, count)
+    for part in found:
         assert abs(split.cost(part) - whole) <= 0.1 * whole
         assert sum(piece.seconds for piece in part) <= 1.1 * ideal
 
