@@ -191,9 +191,16 @@ def test_a_matrix_tells_durations_under_the_keys_of_its_cells() -> None:
     """Those of a real device go by its name, which is the same on another machine."""
     gpu = {"spec": "GPU-1", "kind": "gpu", "name": "NVIDIA H200", "uuid": "GPU-1", "label": None}
     cell = {
-        **{"id": "m-default-unset-NVIDIA_H200", "model": "m", "backend": "default"},
-        **{"kv_cache_dtype": "unset", "block_size": 64, "tensor_parallel_size": 1},
-        **{"device": "GPU-1", "engine": "0.33.0", "verdict": "ok", "end": "finished"},
+        "id": "m-default-unset-NVIDIA_H200",
+        "model": "m",
+        "backend": "default",
+        "kv_cache_dtype": "unset",
+        "block_size": 64,
+        "tensor_parallel_size": 1,
+        "device": "GPU-1",
+        "engine": "0.33.0",
+        "verdict": "ok",
+        "end": "finished",
         "seconds": {"model": 1.0, "total": 2.5},
     }
     late = {**cell, "block_size": None, "end": "timeout"}
