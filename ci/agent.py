@@ -1,9 +1,9 @@
 """Calls of `buildkite-agent`, the only way to Buildkite that is meant for jobs.
 
-No call raises, and none can fail a run: where the binary is absent, broken or hangs, `Told` says so.
-The agent tries again by itself; each call has a time limit around that. Lists of arguments, never a
-shell. What is told is passed by stdin, since arguments can be read by every process of the host,
-and with secrets masked; Buildkite's own redactor is for its log alone, and knows `*_TOKEN` already.
+No call raises, and none can fail a run: where the binary is absent, broken or hangs, `Told` says
+so. The agent tries again by itself; each call has a time limit around that. Lists of arguments,
+never a shell. What is told goes by stdin, since any process of the host can read arguments, and
+with secrets masked; Buildkite's own redactor is for its log alone, and knows `*_TOKEN` already.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def _read(
     """Read until all pipes end, or the process has and left them to another, or time is up."""
     with selectors.DefaultSelector() as select:
         for pipe in kept:
-            select.register(pipe, selectors.EVENT_READ)
+            select.register(pipe, selectors.EVENT_READ, kept[pipe])
         while select.get_map():
             ended = process.poll() is not None
             left = until - time.monotonic()
@@ -216,11 +216,9 @@ def _read(
             if ended and not ready:
                 return
             for key, _ in ready:
-                pipe = key.fileobj
-                assert not isinstance(pipe, int)
                 chunk = os.read(key.fd, 1 << 16)
-                if not chunk:
-                    select.unregister(pipe)
-                    continue
-                said = kept[pipe]  # type: ignore[index]
-                said += chunk[: _READ - len(said)]
+                if chunk:
+                    # What is beyond is read too, so that the agent does not wait for a reader.
+                    key.data.extend(chunk[: _READ - len(key.data)])
+                else:
+                    select.unregister(key.fileobj)

@@ -41,7 +41,8 @@ examples:
   python -m ci.shard --step h200-mig --durations-step plan     # an artifact of the step `plan`
 
 The files lie in OUT/KEY-INDEX, and are uploaded as artifacts. `--shard` and `--matrix-out` are
-added to pytest's arguments. With the extra `buildkite` and {TOKEN} results are sent to Test Engine.
+added to pytest's arguments. With the extra `buildkite` and {TOKEN}
+results are sent to Test Engine, too.
 
 exit code:
   0    as expected, also where there are fewer cells than shards and this one has none
@@ -58,7 +59,8 @@ def main(arguments: Sequence[str] | None = None, agent: Agent | None = None) -> 
     try:
         shard = shard_of(options.shard, os.environ)
         check(options.step, options.pytest)
-        # Masked and checked above; anything else is pytest's to refuse.
+        if not 0 <= options.grace <= 3600:
+            raise UsageError(f"--grace {options.grace:g} is not a number of seconds up to 3600")
         return run(options, shard, agent or Agent.here())
     except UsageError as error:
         say(str(error), sys.stderr.fileno())
@@ -129,6 +131,7 @@ def run(options: argparse.Namespace, shard: Shard, agent: Agent) -> int:
     """Run pytest and upload; the exit code."""
     out = Path(options.out)
     folder = out / f"{options.step}-{shard.index}"
+    clear(folder)
     file = options.durations
     if options.durations_step is not None:
         file = fetched(agent, options.durations_step, out)
@@ -148,6 +151,16 @@ def run(options: argparse.Namespace, shard: Shard, agent: Agent) -> int:
     if why:
         say(why)
     return found
+
+
+def clear(folder: Path) -> None:
+    """Remove what an earlier run left in a checkout that is used again: it would be uploaded as
+    this one's, should pytest not come to write its own. UsageError where that cannot be."""
+    try:
+        for name in ("matrix.json", "records.jsonl"):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write in {folder}: {error.strerror or error}") from None
 
 
 def tell(well: str, ill: str, agent: Agent, folder: Path, limit: float | None) -> Told:

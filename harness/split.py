@@ -5,7 +5,8 @@ whole numbers, no clock, no order of a set, and names where costs are alike.
 
 What a child imports is paid once in each shard that has any cell of it. The pieces therefore form a
 tree (place, model, cell) and go whole, the largest first, to the shard that has least. What does
-not fit below a ceiling is cut into its parts; the ceiling is the lowest below which all fits.
+not fit below a ceiling is cut into its parts; the ceiling is the lowest below which all fits. Where
+a few cells take most of the time, dealing out single cells may be better: then that is done.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ least of the 2 - 20 s that the first cells of a process were seen to need (vLLM 
 
 OTHER_SECONDS = 1.0
 """What a test that is no cell is taken to need."""
+
+_SINGLES = 1_000_000
+"""Pieces times shards up to which single pieces are dealt out, for comparison: a second or so."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +62,10 @@ def members(items: Sequence[T], shard: Shard, piece: Callable[[T], Piece]) -> li
 def split(pieces: Sequence[Piece], count: int) -> list[int]:
     """The shard, from 1 to `count`, of each piece. The same pieces in any order are split alike, as
     long as no two have the same name."""
-    found = [1] * len(pieces)
     count = min(count, len(pieces))
     if count < 2:
-        return found
+        return [1] * len(pieces)
+    found = [0] * len(pieces)
     roots = _tree(pieces)
     total = sum(root.cost for root in roots)
     lowest = max(-(-total // count), *(root.longest for root in roots))
@@ -73,10 +77,18 @@ def split(pieces: Sequence[Piece], count: int) -> list[int]:
         else:
             best, highest = packed, middle
     assert best is not None  # below the sum of all, all fits
+    if len(pieces) * count <= _SINGLES:
+        best = min(best, _singles(pieces, count), key=lambda shards: _worth(pieces, shards))
     for index, items in enumerate(best, 1):
         for item in items:
             found[item] = index
     return found
+
+
+def _worth(pieces: Sequence[Piece], shards: list[list[int]]) -> tuple[int, int]:
+    """Sorts the better split first: the longest shard, then all together, in milliseconds."""
+    costs = [sum(root.cost for root in _tree([pieces[i] for i in items])) for items in shards]
+    return max(costs), sum(costs)
 
 
 def cost(pieces: Iterable[Piece]) -> float:
@@ -185,7 +197,7 @@ def _pack(roots: Sequence[_Node], count: int, ceiling: int) -> list[list[int]] |
     for node in roots:
         if shards.loads[0][0] + node.cost <= ceiling:
             shards.give(node.items(), node.cost)
-        elif not _cut(node, shards, ceiling):
+        elif node.item is not None or not _cut(node, shards, ceiling):
             return None
     return shards.items
 
@@ -225,3 +237,26 @@ def _fill(parts: list[_Node], room: int) -> tuple[list[int], int, list[_Node]]:
             left.sort(key=_largest_first)
             break
     return items, used, left
+
+
+def _singles(pieces: Sequence[Piece], count: int) -> list[list[int]]:
+    """The items of each shard, dealt out one by one, the longest first, each to the shard that has
+    least when it has it."""
+    every = sorted(range(len(pieces)), key=lambda i: (-pieces[i].seconds, pieces[i].name))
+    shards: list[list[int]] = [[] for _ in range(count)]
+    loads = [0] * count
+    paid: list[set[tuple[tuple[Hashable, float], ...]]] = [set() for _ in range(count)]
+    for item in every:
+        piece = pieces[item]
+        # Each thing that is shared is known by the path to it.
+        paths = [piece.warm[: depth + 1] for depth in range(len(piece.warm))]
+        costs = [_milliseconds(path[-1][1]) for path in paths]
+        after = [
+            load + sum(cost for path, cost in zip(paths, costs, strict=True) if path not in has)
+            for load, has in zip(loads, paid, strict=True)
+        ]
+        least = after.index(min(after))
+        loads[least] = after[least] + _milliseconds(piece.seconds)
+        paid[least].update(paths)
+        shards[least].append(item)
+    return shards
