@@ -9,22 +9,24 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
-from harness import reproduce, safe, support
-from harness.case import RUNNERS, Case
-from harness.matrix import largest
-from harness.report import support_sheet
+from harness import safe, support
+from harness.change import case_of
+from harness.report import news, strips, support_sheet
+from harness.report.command import command
 from harness.sections import REMARKS
-from harness.verdict import PASSING, VERDICTS
+from harness.verdict import VERDICTS
 from harness.view import GLYPHS
 
-SCRIPTS = ("data.js", "state.js", "grid.js", "story.js", "detail.js", "charts.js", "start.js")
+SCRIPTS = (
+    *("data.js", "state.js", "grid.js", "overview.js", "story.js", "history.js"),
+    *("compare.js", "detail.js", "charts.js", "start.js"),
+)
 """In the order in which they stand in the page; they share one scope."""
 
 STYLES = ("page.css", "support.css")
@@ -108,27 +110,28 @@ def _embedded(data: Any) -> str:
 def _shown(matrix: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What the page's scripts read. Values that many cells share stand once, in `pool`."""
     logs = {_place(record): record.get("log") or [] for record in records}
-    depths = matrix["run"].get("depth") or {}
     engines = {engine["version"]: engine for engine in matrix["engines"]}
-    differing = _differing(matrix["cells"])
-    changes = defaultdict(list)
-    for change in matrix.get("differences") or ():
-        changes[change["id"], change["device"], change["to"]].append(change)
+    changes, past = news.changes(matrix), strips.told(matrix)
+    cases = [case_of(cell) for cell in matrix["cells"]]
+    differing = news.differing(cases, matrix["cells"])
     cells = []
-    for cell in matrix["cells"]:
-        case = _case(cell)
+    for case, cell in zip(cases, matrix["cells"], strict=True):
+        key = case.id, cell["device"], cell["engine"]
+        found = changes.get(key, [])
         cells.append(
             {
                 **cell,
+                "case": case.id,
                 "row": "-".join([*case.id.removeprefix(case.base).split("-")[1:]]),
-                "page": _page(cell),
-                "passes": cell["verdict"] in PASSING | {"skipped"} or bool(cell.get("known")),
-                "differs": case.id in differing or bool(changes.get(_change_key(cell, case))),
-                "changes": changes.get(_change_key(cell, case), []),
+                "page": news.page(cell),
+                "news": news.words(differing.get(key, ()), found, past.get(key)),
+                "changes": found,
+                "history": past.get(key),
                 "log": logs.get(_place(cell), []),
-                "reproduce": _command(cell, case, depths, engines.get(cell["engine"]) or {}),
+                "reproduce": command(cell, engines.get(cell["engine"]) or {}),
             }
         )
+    baseline, history = matrix.get("baseline"), matrix.get("history") or {}
     fields = list(dict.fromkeys(name for cell in cells for name in cell))
     pool = _Pool()
     return {
@@ -137,6 +140,9 @@ def _shown(matrix: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) -> d
             _clean({name: engine.get(name) for name in _ENGINE}) for engine in matrix["engines"]
         ],
         "devices": _clean(list(matrix["devices"])),
+        "baseline": _clean(news.baseline(baseline)) if baseline else None,
+        "history": _clean({name: history.get(name) or [] for name in ("runs", "missing")}),
+        "news": news.WORDS,
         "verdicts": {name: [GLYPHS[name][0], GLYPHS[name][2]] for name in VERDICTS},
         "remarks": REMARKS,
         "fields": fields,
@@ -176,40 +182,3 @@ def _clean(value: Any) -> Any:
 
 def _place(cell: Mapping[str, Any]) -> tuple[Any, ...]:
     return cell["id"], cell["device"], cell["engine"]
-
-
-def _change_key(cell: Mapping[str, Any], case: Case) -> tuple[Any, ...]:
-    return case.id, cell["device"], cell["engine"]
-
-
-def _case(cell: Mapping[str, Any]) -> Case:
-    """The case of a cell; its model runner is in the id alone."""
-    names = cell["model"], cell["backend"], cell["kv_cache_dtype"]
-    size, ranks = cell.get("block_size") or 0, cell.get("tensor_parallel_size") or 1
-    axes = cell["id"].removeprefix(Case(*names).base).split("-")
-    runner = next((name for name in RUNNERS if name in axes), "")
-    return Case(*names, size, ranks, runner)
-
-
-def _page(cell: Mapping[str, Any]) -> int | None:
-    """As `harness.matrix.main_page`."""
-    return largest((kv["kind"], kv["page_size_bytes"]) for kv in cell.get("kv") or ())
-
-
-def _differing(cells: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Ids of the cases that did not become the same on every device with every engine."""
-    became = defaultdict(set)
-    for cell in cells:
-        resolved = cell.get("resolved") or {}
-        selected, dtype = resolved.get("selected"), resolved.get("kv_cache_dtype")
-        became[_case(cell).id].add((cell["verdict"], _page(cell), dtype, selected))
-    return {name for name, found in became.items() if len(found) > 1}
-
-
-def _command(
-    cell: Mapping[str, Any], case: Case, depths: Mapping[str, str], engine: Mapping[str, Any]
-) -> str:
-    """What to type to see this cell alone."""
-    prefix = "cpu:" if engine.get("platform") == "cpu" else ""
-    version = prefix + cell["engine"]
-    return reproduce.pytest(case, cell["device"], version, {"depth": depths.get(cell["device"])})

@@ -1,11 +1,13 @@
-"""A browser for the page, and a small matrix to show in it. Without Chromium the tests skip."""
+"""A browser for the page, and a small matrix to show in it. Without Chromium the tests skip; where
+the environment variable CI is set they fail."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -59,8 +61,8 @@ def cell(
     }  # fmt: skip
 
 
-def whole(cells: list[dict[str, Any]]) -> dict[str, Any]:
-    """The dict of a matrix.json with these cells."""
+def whole(cells: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """The dict of a matrix.json with these cells, and `more` of its parts."""
     specs = dict.fromkeys(c["device"] for c in cells)
     return {
         "schema": 1,
@@ -73,7 +75,12 @@ def whole(cells: list[dict[str, Any]]) -> dict[str, Any]:
         ],
         "differences": [],
         "cells": cells,
+        **more,
     }  # fmt: skip
+
+
+PARTS = ("baseline", "differences", "history")
+"""Parts of a matrix.json that `show` takes beside options of the browser."""
 
 
 class Opened:
@@ -102,13 +109,23 @@ def browser_path(playwright: Any) -> str | None:
     return str(own) if own.exists() else next(filter(None, map(shutil.which, NAMES)), None)
 
 
+def absent(what: str) -> NoReturn:
+    """Skip where a developer lacks a browser; fail where CI does, which would test nothing."""
+    if os.environ.get("CI"):
+        pytest.fail(f"{what}, and CI is set: install it", pytrace=False)
+    pytest.skip(what)
+
+
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    try:
+        from playwright import sync_api as api
+    except ImportError:
+        absent("playwright is not installed")
     with api.sync_playwright() as playwright:
         found = browser_path(playwright)
         if found is None:
-            pytest.skip("no Chromium: neither playwright's own nor one on PATH")
+            absent("no Chromium: neither playwright's own nor one on PATH")
         # Where all is root, as in containers, Chromium has no sandbox of its own.
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield browser
@@ -120,8 +137,9 @@ def show(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
     contexts, opened = [], []
 
     def open_page(cells: list[dict[str, Any]], records: Any = (), **how: Any) -> Opened:
+        more = {name: how.pop(name) for name in PARTS if name in how}
         path = tmp_path / "matrix.html"
-        path.write_text(page.render(whole(cells), records), encoding="utf-8")
+        path.write_text(page.render(whole(cells, **more), records), encoding="utf-8")
         contexts.append(chromium.new_context(**how))
         opened.append(Opened(contexts[-1].new_page(), path))
         return opened[-1]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from harness.report import page
+from harness.verdict import VERDICTS
 from tests.page.conftest import cell, whole
 
 CELLS = [
@@ -15,24 +16,50 @@ CELLS = [
     cell("dsv4", "fp8"),
 ]
 
+AMONG = [*CELLS, cell("llama3", "fp8", backend="TRITON_ATTN")]
+"""With a model that has two rows, so that models have rows of their own."""
+
 
 def names(tab):
     return [b.get_attribute("aria-label").split(",")[0] for b in tab.query_selector_all(".c")]
 
 
 def test_a_table_with_headers_for_rows_and_columns(show):
-    tab = show(CELLS).at()
+    tab = show(AMONG).at()
     heads = tab.eval_on_selector_all("thead th[scope=col]", "all => all.map(e => e.textContent)")
     assert ["backend", "unset", "fp8"] == heads
     groups = tab.eval_on_selector_all("th[scope=rowgroup]", "all => all.map(e => e.textContent)")
     assert ["llama3", "dsv4"] == groups
-    assert ["ok", "rejected", "broken", "ok"] == names(tab)
-    assert "4 of 4 cells" == tab.inner_text("#shown")
+    rows = tab.eval_on_selector_all("th[scope=row]", "all => all.map(e => e.textContent)")
+    assert ["default", "TRITON_ATTN", "default"] == rows
+    assert ["ok", "rejected", "ok", "broken", "ok"] == names(tab)
+    assert "5 of 5 cells" == tab.inner_text("#shown")
+
+
+def test_models_of_one_row_each_have_no_rows_of_their_own(show):
+    tab = show(CELLS).at()
+    assert 0 == tab.locator("th[scope=rowgroup]").count()
+    rows = tab.eval_on_selector_all("th[scope=row]", "all => all.map(e => e.textContent)")
+    assert ["llama3 default", "dsv4 default"] == rows
 
 
 def test_a_cell_shows_glyph_page_and_dtype(show):
     tab = show(CELLS).at()
     assert ["✓", "65,536", "auto"] == tab.inner_text(".c >> nth=0").split()
+
+
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_every_verdict_is_on_the_screen(show, verdict):
+    """Cells, and the button that chooses them: a style that hides one of them was a fault."""
+    tab = show([cell("llama3", "unset", verdict)]).at()
+    for where in (".c", f"[data-verdict={verdict}]"):
+        box = tab.locator(where).bounding_box()
+        assert box["x"] >= 0 and box["y"] >= 0 and box["width"] > 8 and box["height"] > 8
+        middle = [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2]
+        seen = (
+            "([x, y]) => document.elementFromPoint(x, y).closest('.c, [data-verdict]')?.className"
+        )
+        assert tab.evaluate(seen, middle) == tab.locator(where).get_attribute("class")
 
 
 def test_a_filter_is_held_in_the_url_and_read_from_it(show):
@@ -165,7 +192,9 @@ def test_hostile_text_is_shown_as_text(show):
     assert 0 == tab.locator("img").count()
     assert 0 == tab.locator("#detail a").count()
     tab.keyboard.press("Escape")
-    assert shown == tab.text_content("th[scope=rowgroup]")
+    assert f"{shown} default" == tab.text_content("th[scope=row]")
+    tab.focus(".c")
+    assert shown in tab.text_content("#story")
 
 
 def test_a_message_of_200_kb_is_shown_whole(show):
@@ -180,6 +209,7 @@ def test_charts_draw_bytes_per_token_and_tokens_that_fit(show):
     first, second = tab.locator("#charts svg").all()
     assert "131,072 B  unset" in first.text_content()
     assert "1,600  virtual:h200" in second.text_content()
+    assert "bytes per token" in first.text_content()
     assert not tab.is_visible("#matrix")
 
 
@@ -193,14 +223,60 @@ def test_the_colours_can_be_chosen(show):
     assert before != tab.evaluate(light)
 
 
-def test_all_rows_of_many_come(show):
-    cells = [cell(f"model{n}", f"dtype{m}") for n in range(100) for m in range(20)]
-    tab = show(cells).at()
-    tab.locator(".c").nth(1999).wait_for(state="attached")
+def many(facets=1):
+    """2,000 cells a facet: 100 models, 20 dtypes."""
+    return [
+        cell(f"model{n}", f"dtype{m}", device=f"virtual:gpu{k}", id=f"cell-{k}-{n}-{m}")
+        for k in range(facets)
+        for n in range(100)
+        for m in range(20)
+    ]
+
+
+@pytest.mark.parametrize("facets", [1, 5])
+def test_cells_out_of_sight_are_not_drawn_yet(show, facets):
+    tab = show(many(facets)).at()
+    tab.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done, 50)))")
+    assert 600 <= tab.locator(".c").count() <= 1200
+    # The names of all rows of the first table, and four nodes for each cell that is drawn.
+    assert tab.evaluate("document.querySelectorAll('*').length") < 100 * 8 + 1200 * 4 + 1000
+    assert f"{2000 * facets:,} of {2000 * facets:,} cells" == tab.inner_text("#shown")
+    assert 2000 * facets == tab.evaluate("JSON.parse(data.textContent).cells.length")
+
+
+def test_cells_are_drawn_when_they_come_into_sight(show):
+    tab = show(many()).at()
+    assert 0 == tab.locator("[data-i='1999']").count()
+    height = tab.evaluate("main.scrollHeight")
+    tab.evaluate("main.scrollTop = main.scrollHeight")
+    tab.wait_for_selector("[data-i='1999']")
+    assert height == tab.evaluate("main.scrollHeight")
+
+
+def test_keys_reach_cells_that_are_not_drawn_yet(show):
+    tab = show(many(2)).at()
     tab.focus(".c[tabindex='0']")
-    tab.keyboard.press("PageDown")
-    model = "document.activeElement.closest('tbody').querySelector('th').textContent"
-    assert "model10" == tab.evaluate(model)
+    for _ in range(5):
+        tab.keyboard.press("PageDown")
+    row = "document.activeElement.closest('tr').querySelector('th').textContent"
+    assert "model50 default" == tab.evaluate(row)
+    tab = show(many(2)).at("cell=cell-1-99-19")
+    tab.keyboard.press("Escape")
+    assert "model99 default" == tab.evaluate(row)
+    for _ in range(10):
+        tab.keyboard.press("PageUp")
+    assert "cell-1-0-19" == opened_by_enter(tab)
+
+
+def opened_by_enter(tab):
+    tab.keyboard.press("Enter")
+    return tab.inner_text("#detail-title")
+
+
+def test_print_has_all_cells(show):
+    tab = show(many(2)).at()
+    tab.pdf()
+    assert 4000 == tab.locator(".c").count()
 
 
 def test_a_run_without_cells(show):

@@ -21,24 +21,37 @@ function ticks(most, count) {
 const short = (value) =>
   value >= 1e6 ? `${+(value / 1e6).toFixed(2)} M` : value >= 1e3 ? `${+(value / 1e3).toFixed(1)} k` : String(value);
 
+/** Where values fall on an axis: {at: value -> 0..1, marks, log}. A wide range takes powers of ten, unless asked otherwise. */
+function scaleOf(values, count) {
+  const most = Math.max(...values, 1);
+  const least = Math.max(1, Math.min(...values));
+  const log = state.chart.scale ? state.chart.scale === "log" : most / least > 1000;
+  if (!log) return { log, at: (value) => value / most, marks: ticks(most, count) };
+  const [from, to] = [Math.floor(Math.log10(least)), Math.log10(most)];
+  const span = Math.max(to - from, 1);
+  const marks = Array.from({ length: Math.floor(from + span) - from + 1 }, (_, index) => 10 ** (from + index));
+  return { log, at: (value) => (Math.log10(Math.max(value, 1)) - from) / span, marks };
+}
+
 /** Horizontal bars in groups: [{name, bars: [{label, value, hatched}]}]. */
-function bars(title, groups, width) {
+function bars(title, unit, groups, width) {
   const narrow = width < 560;
-  const side = narrow ? 0 : 150;
-  const room = Math.max(120, width - side - (narrow ? 90 : 300));
-  const most = Math.max(...groups.flatMap((group) => group.bars.map((bar) => bar.value)), 1);
-  const scale = (value) => (value / most) * room;
-  const marks = ticks(most, narrow ? 3 : 6);
+  const names = Math.max(...groups.map((group) => wide(group.name, "650 11.5px")));
+  const side = narrow ? 0 : Math.ceil(Math.min(220, Math.max(80, names + 14)));
+  const room = narrow ? Math.round(width * 0.38) : Math.max(120, width - side - 320);
+  const axis = scaleOf(groups.flatMap((group) => group.bars.map((bar) => bar.value)), narrow ? 3 : 6);
+  const scale = (value) => axis.at(value) * room;
   const drawing = svg("svg", { role: "img", "aria-label": title, width });
   const pattern = svg("pattern", { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
   pattern.append(svg("rect", { width: 6, height: 6, class: "hatch-base" }), svg("rect", { width: 2, height: 6, class: "hatch-line" }));
   drawing.append(svg("defs", {}, pattern));
   const grid = svg("g", { class: "axis" });
   drawing.append(grid);
-  let y = 24;
+  drawing.append(svg("text", { x: side, y: 12, class: "unit" }, `${unit}${axis.log ? ", logarithmic scale" : ""}`));
+  let y = 40;
   for (const group of groups) {
     if (narrow) y += 18;
-    drawing.append(svg("text", { x: narrow ? 0 : side - 10, y: narrow ? y - 5 : y + 12, class: narrow ? "group" : "group end" }, group.name));
+    drawing.append(svg("text", { x: narrow ? 0 : side - 10, y: narrow ? y - 5 : y + 12, class: narrow ? "group" : "group end" }, clipped(group.name, narrow ? 44 : 32)));
     for (const bar of group.bars) {
       const long = Math.max(2, scale(bar.value));
       drawing.append(svg("rect", { x: side, y, width: long, height: BAR, rx: 2, class: bar.hatched ? "bar hatched" : "bar" }, svg("title", {}, `${group.name}: ${bar.full}`)));
@@ -48,21 +61,21 @@ function bars(title, groups, width) {
     }
     y += 8;
   }
-  for (const mark of marks) {
+  for (const mark of axis.marks) {
     const x = side + scale(mark);
-    grid.append(svg("line", { x1: x, x2: x, y1: 18, y2: y }), svg("text", { x, y: 12, class: mark ? "middle" : "" }, short(mark)));
+    grid.append(svg("line", { x1: x, x2: x, y1: 34, y2: y }), svg("text", { x, y: 29, class: scale(mark) > 8 ? "middle" : "" }, short(mark)));
   }
   drawing.setAttribute("height", y + 4);
   drawing.setAttribute("viewBox", `0 0 ${width} ${y + 4}`);
   return drawing;
 }
 
-function chart(title, note, groups, heads, width) {
+function chart(title, unit, note, groups, heads, width) {
   const filled = groups.filter((group) => group.bars.length);
   if (!filled.length) return [el("h2", {}, title), el("p", { class: "empty" }, "Nothing here has such a number: clear a filter.")];
   const rows = filled.flatMap((group) => group.bars.map((bar) => [group.name, ...bar.cells]));
   const asTable = el("details", {}, el("summary", {}, "As a table"), table(title, heads, rows));
-  return [el("h2", {}, title), el("p", { class: "note" }, note), bars(title, filled, width), asTable];
+  return [el("h2", {}, title), el("p", { class: "note" }, note), bars(title, unit, filled, width), asTable];
 }
 
 /** Cells that went through, where a backend was passed only if none went through without. */
@@ -78,8 +91,10 @@ function served(cells, key) {
 
 const usable = (cell) => get(cell, "verdict") === "ok" && get(cell, "kv_bytes_per_token") > 0 && !get(cell, "row");
 
-function perTokenGroups(where) {
-  const cells = data.cells.filter((cell) => usable(cell) && place(cell) === where && matches(cell));
+function perTokenGroups(where, dtype) {
+  const cells = data.cells.filter(
+    (cell) => usable(cell) && place(cell) === where && (!dtype || get(cell, "kv_cache_dtype") === dtype) && matches(cell),
+  );
   const groups = new Map(unique(cells.map((cell) => get(cell, "model"))).map((model) => [model, new Map()]));
   for (const cell of served(cells, (one) => `${get(one, "model")}\n${get(one, "kv_cache_dtype")}`).values()) {
     const values = groups.get(get(cell, "model"));
@@ -95,15 +110,14 @@ function perTokenGroups(where) {
   }));
 }
 
-function fitGroups(asked) {
+function fitGroups(asked, engine) {
   const cells = data.cells.filter(
-    (cell) => get(cell, "capacity") && get(cell, "kv_cache_dtype") === asked && usable(cell) && matches(cell),
+    (cell) => get(cell, "capacity") && get(cell, "kv_cache_dtype") === asked && get(cell, "engine") === engine && usable(cell) && matches(cell),
   );
-  const many = unique(cells.map((cell) => get(cell, "engine"))).length > 1;
   const groups = new Map();
   for (const cell of served(cells, (one) => `${get(one, "model")}\n${place(one)}`).values()) {
     const tokens = get(cell, "capacity").tokens;
-    const device = get(cell, "device") + (many ? `, vLLM ${get(cell, "engine")}` : "");
+    const device = get(cell, "device");
     const memory = get(cell, "memory");
     const hatched = Boolean(memory && !memory.weights_fit);
     const bar = { value: tokens, hatched, cells: [device, number(tokens), hatched ? "no" : "yes"] };
@@ -124,28 +138,49 @@ function choice(label, key, values, chosen, names = values) {
   return el("label", { class: "pick" }, `${label} `, select);
 }
 
+/** The value that was chosen, where there is such a one, else another. */
+const chosenOf = (key, values, other) => (values.includes(state.chart[key]) ? state.chart[key] : other);
+
 function showCharts() {
-  const width = Math.max(280, Math.min(1200, $("main").clientWidth - 32));
+  const width = Math.max(280, Math.min(1240, $("main").clientWidth - 32));
   const places = facets.map((facet) => facet.key);
   const matching = data.cells.filter((cell) => matches(cell));
-  const where = places.includes(state.chart.place) ? state.chart.place : matching.length ? place(matching[0]) : places[0];
+  const where = chosenOf("place", places, matching.length ? place(matching[0]) : places[0]);
   const dtypes = unique(data.cells.map((cell) => get(cell, "kv_cache_dtype")));
-  const asked = dtypes.includes(state.chart.asked) ? state.chart.asked : dtypes[0];
+  const dtype = chosenOf("dtype", dtypes, "");
+  const asked = chosenOf("asked", dtypes, dtypes[0]);
+  const versions = unique(facets.map((facet) => facet.version));
+  const engine = chosenOf("engine", versions, versions[versions.length - 1]);
+  const scale = chosenOf("scale", ["linear", "log"], "");
+  const scales = () => choice("Scale", "scale", ["", "linear", "log"], scale, ["as the range wants", "linear", "logarithmic"]);
+  const picks = (...of) => el("div", { class: "picks" }, of.filter(Boolean));
   const first = chart(
     "KV bytes per token, by model and kv_cache_dtype",
+    "bytes per token",
     "What one more token of context costs at full blocks, over all layers that keep every token, of cells that are ok. dtypes that cost the same share a bar. Default backend, or another where the default does not serve.",
-    where === undefined ? [] : perTokenGroups(where),
+    where === undefined ? [] : perTokenGroups(where, dtype),
     ["model", "kv_cache_dtype", "bytes per token"],
     width,
   );
   const second = chart(
     "Tokens that fit, by model and device",
+    "tokens",
     "Where each request has the longest context that was planned, as vLLM computes it. Hatched and *: the weights do not fit the device; planned as if they lay elsewhere.",
-    asked === undefined ? [] : fitGroups(asked),
+    asked === undefined ? [] : fitGroups(asked, engine),
     ["model", "device", "tokens", "weights fit"],
     width,
   );
-  if (places.length > 1) first.splice(1, 0, choice("Device and engine", "place", places, where, facets.map((facet) => facet.title)));
-  if (dtypes.length > 1) second.splice(1, 0, choice("kv_cache_dtype", "asked", dtypes, asked));
+  first.splice(2, 0, picks(
+    places.length > 1 && choice("Device and engine", "place", places, where, facets.map((facet) => facet.title)),
+    dtypes.length > 1 && choice("kv_cache_dtype", "dtype", ["", ...dtypes], dtype, ["each", ...dtypes]),
+    scales(),
+  ));
+  second.splice(2, 0, picks(
+    versions.length > 1 && choice("Engine", "engine", versions, engine, versions.map((version) => `vLLM ${version}`)),
+    dtypes.length > 1 && choice("kv_cache_dtype", "asked", dtypes, asked),
+  ));
+  // The choice that was just made keeps the focus.
+  const focused = document.activeElement && document.activeElement.id;
   $("charts").replaceChildren(el("section", { class: "chart" }, first), el("section", { class: "chart" }, second));
+  if (/^chart-/.test(focused)) $(focused)?.focus();
 }

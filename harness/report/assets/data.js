@@ -53,6 +53,13 @@ const isVirtual = (cell) => {
 /** `s` for a known entry that no longer holds, `k` for a known failure, else empty. */
 const flag = (cell) => (get(cell, "stale") ? "s" : get(cell, "known") ? "k" : "");
 
+/** True where one engine gave both verdicts in runs of the history. */
+const isFlaky = (cell) => Boolean((get(cell, "history") || {}).flaky);
+
+const NO_DIFFERENCE = new Set(["flaky", "baseline: still failing"]);
+/** True where a cell became something else elsewhere in the run, or since the baseline. */
+const isDifferent = (cell) => get(cell, "news").some((word) => !NO_DIFFERENCE.has(word));
+
 /** The class that colours a cell. */
 function tone(cell) {
   const verdict = get(cell, "verdict");

@@ -96,7 +96,6 @@ function verdictPart(cell) {
   const name = get(cell, "verdict");
   const link = get(cell, "known");
   const remarks = (get(cell, "remarks") || []).map((word) => (data.remarks[word] ? `${word}: ${data.remarks[word]}` : word));
-  const changes = (get(cell, "changes") || []).map((one) => `${one.what} ${one.old} → ${one.new} (since ${one.from})`);
   return part(
     "Verdict",
     el("p", {}, el("span", { class: `tag ${tone(cell)}` }, `${glyph(name)} ${name}`), ` ${(data.verdicts[name] || ["", ""])[1]}`),
@@ -107,7 +106,6 @@ function verdictPart(cell) {
       ["known as", /^https:\/\//.test(link || "") ? el("a", { href: link, rel: "noreferrer noopener", target: "_blank" }, link) : link],
       ["stale", get(cell, "stale")],
       ["remarks", remarks.join("; ")],
-      ["changes", changes.join("; ")],
     ]),
   );
 }
@@ -156,6 +154,9 @@ function detailOf(cell) {
   const log = get(cell, "log") || [];
   return [
     verdictPart(cell),
+    part("Changed", changesOf(cell)),
+    part("History", historyOf(cell)),
+    part("Elsewhere in this run", elsewhere(cell)),
     part("Requested", facts([
       ["model", get(cell, "model")],
       ["backend", get(cell, "backend") === "default" ? "default (not passed)" : get(cell, "backend")],

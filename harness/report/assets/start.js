@@ -20,6 +20,12 @@ function changed() {
 function openCell(cell) {
   state.cell = get(cell, "id");
   writeHash(true);
+  // From the detail of another cell: where the focus comes back to.
+  const button = buttonOf(cell);
+  if (button) {
+    markCurrent(button);
+    button.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }
   showDetail(cell);
 }
 
@@ -28,10 +34,8 @@ function showLinked() {
   const cell = state.cell && data.cells.find((one) => get(one, "id") === state.cell);
   if (cell) {
     current = cell.index;
-    const facet = facets.find((one) => one.cells.includes(cell));
-    if (state.view === "matrix") finish(facet);
+    const button = state.view === "matrix" ? buttonOf(cell) : null;
     markCurrent();
-    const button = $("matrix").querySelector(`[data-i="${cell.index}"]`);
     if (button) button.scrollIntoView({ block: "center", inline: "nearest" });
     showDetail(cell);
   } else if ($("detail").open) $("detail").close();
@@ -88,6 +92,7 @@ function showLegend() {
     ["arrows", "move between cells; Home, End, Page Up and Page Down too"],
     ["Enter", "opens a cell"],
     ["Esc", "closes it"],
+    ["[ and ]", "to the table before or after: of another engine, then of another device"],
     ["/", "searches: each word must be in the cell's name, verdict, reason or error"],
     ["?", "this"],
   ];
@@ -96,7 +101,7 @@ function showLegend() {
   dialog.replaceChildren(
     el("div", { class: "title" }, el("h2", { id: "legend-title" }, "Legend and keys"), close),
     el("div", { class: "content" },
-      el("p", {}, "A cell shows the verdict's sign, the page of its main attention layers in bytes, and the kv_cache_dtype that they ended up with. k: a known failure; s: a known entry that no longer holds."),
+      el("p", {}, "A cell shows the verdict's sign, the page of its main attention layers in bytes, and the kv_cache_dtype that they ended up with. k: a known failure; s: a known entry that no longer holds; ≈: flaky, one engine gave both verdicts in earlier runs. Hatched: no such cell."),
       facts(signs), el("h3", {}, "Keys"), facts(keys)),
   );
   dialog.showModal();
@@ -117,6 +122,7 @@ function startKeys() {
       $("search").focus();
       $("search").select();
     } else if (event.key === "?") showLegend();
+    else if ((event.key === "[" || event.key === "]") && state.view === "matrix") step(event.key === "[" ? -1 : 1);
     else if (MOVES.has(event.key) && event.target === main) {
       const cell = $("matrix").querySelector('.c[tabindex="0"]');
       if (cell && state.view === "matrix") {
@@ -148,6 +154,13 @@ function startControls() {
       show();
     });
   }
+  const support = $("support");
+  if (support) {
+    support.addEventListener("toggle", () => {
+      const table = support.querySelector("template");
+      if (table) table.replaceWith(table.content);
+    });
+  }
   $("help").addEventListener("click", showLegend);
   $("skip").addEventListener("click", (event) => {
     event.preventDefault();
@@ -159,7 +172,7 @@ function startControls() {
       writeHash();
     }
     const cell = $("matrix").querySelector('.c[tabindex="0"]');
-    if (cell) cell.focus({ preventScroll: true });
+    if (cell && state.view === "matrix") cell.focus({ preventScroll: true });
   });
   for (const dialog of document.querySelectorAll("dialog")) {
     // A click beside the dialog's content is a click on its backdrop.
@@ -174,6 +187,7 @@ function startControls() {
 
 buildFacets();
 buildFilters(changed);
+buildBaseline(changed);
 startTheme();
 startControls();
 startKeys();

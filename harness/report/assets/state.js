@@ -5,9 +5,10 @@ const FILTERS = [
   ["kv_cache_dtype", "kv_cache_dtype"],
   ["device", "Device"],
   ["engine", "Engine"],
+  ["news", "News"],
 ];
 const state = { chosen: {}, differences: false, search: "", view: "matrix", cell: "", chart: {} };
-const CHART_KEYS = ["place", "asked"];
+const CHART_KEYS = ["place", "dtype", "asked", "engine", "scale"];
 
 /** Read the state from the hash; what it does not know is left out. */
 function readHash() {
@@ -50,9 +51,11 @@ const filterVerdict = (cell) => (get(cell, "known") && !get(cell, "stale") ? "kn
 function matches(cell, less = "") {
   for (const [name, values] of Object.entries(state.chosen)) {
     if (name === less) continue;
-    if (!values.has(name === "verdict" ? filterVerdict(cell) : get(cell, name))) return false;
+    if (name === "news") {
+      if (!get(cell, name).some((word) => values.has(word))) return false;
+    } else if (!values.has(name === "verdict" ? filterVerdict(cell) : get(cell, name))) return false;
   }
-  if (state.differences && !get(cell, "differs")) return false;
+  if (state.differences && !isDifferent(cell)) return false;
   if (!state.search) return true;
   const text = searchable(cell);
   return state.search.toLowerCase().split(/\s+/).every((word) => text.includes(word));
@@ -66,11 +69,20 @@ function toggle(name, value, on) {
   else delete state.chosen[name];
 }
 
+/** What there is to choose of a filter, in the order of the run. */
+function valuesOf(name) {
+  if (name !== "news") return unique(data.cells.map((cell) => get(cell, name)));
+  const found = new Set(data.cells.flatMap((cell) => get(cell, "news")));
+  return data.news.filter((word) => found.has(word));
+}
+
 /** The controls of the filters, made once. */
 function buildFilters(changed) {
   const boxes = $("filters");
   for (const [name, label] of FILTERS) {
-    const values = unique(data.cells.map((cell) => get(cell, name)));
+    const values = valuesOf(name);
+    // A choice of one is none.
+    if (values.length < (name === "news" ? 1 : 2)) continue;
     const list = el("div", { class: "choices" });
     for (const value of values) {
       const box = el("input", { type: "checkbox", "data-filter": name, value });
@@ -84,14 +96,14 @@ function buildFilters(changed) {
     const summary = el("summary", {}, label, " ", chosen);
     boxes.append(el("details", { class: "filter", name: "filter" }, summary, list));
   }
-  const several = data.cells.some((cell) => get(cell, "differs"));
+  const several = data.cells.some(isDifferent);
   const box = el("input", { type: "checkbox", id: "differences", disabled: !several });
   box.addEventListener("change", () => {
     state.differences = box.checked;
     changed();
   });
   const why = several
-    ? "Cells that did not become the same on every device with every engine"
+    ? "Cells that did not become the same on every device with every engine, or that changed since the baseline"
     : "No cell differs between devices or engines of this run";
   boxes.append(el("label", { class: "only", title: why }, box, " only differences"));
   const clear = el("button", { type: "button", id: "clear" }, "Clear");
@@ -129,6 +141,9 @@ function showFilters() {
   for (const box of document.querySelectorAll("[data-filter]")) {
     const values = state.chosen[box.dataset.filter];
     box.checked = Boolean(values && values.has(box.value));
+  }
+  for (const button of document.querySelectorAll("[data-news]")) {
+    button.setAttribute("aria-pressed", String(Boolean(state.chosen.news && state.chosen.news.has(button.dataset.news))));
   }
   for (const span of document.querySelectorAll("[data-chosen]")) {
     const values = state.chosen[span.dataset.chosen];
