@@ -11,17 +11,18 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import diff, durations, matrix, output, safe, versus
+from harness import diff, durations, matrix, nights, output, safe, versus
 from harness.errors import EXIT_INFRA, InfraError
 from harness.matrix import Outcome
 from harness.plan import Cell
 from harness.progress import Progress, line
 from harness.record import loads, to_json
-from harness.report import changes, files
+from harness.report import changes, files, strips
 from harness.report import differences as report
 from harness.report.changes import Sheet
 from harness.session import Run
@@ -61,6 +62,9 @@ class Board:
         self._since: Sheet | None = None
         self.others = 0
         """Tests that were selected and are in other shards."""
+        self._history: dict[str, Any] | None = None
+        self._unread: list[str] = []
+        """What of the history cannot be read."""
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._plan([cell.id for item in session.items if (cell := cell_of(item)) is not None])
@@ -203,6 +207,8 @@ class Board:
             found = diff.diff(baseline, data, self._unselected())
             self._since = report.sheet(found, baseline, data)
             data["baseline"] = found.to_json()
+        if (folder := self._config.option.history) is not None:
+            self._keep(lambda: self._remember(Path(folder), data))
         self._keep(lambda: self._write(data))
         records = [to_json(outcome.record) for outcome in outcomes if outcome.record is not None]
         self._keep(lambda: files.write(self._run.options.out, data, records))
@@ -212,6 +218,12 @@ class Board:
         session.exitstatus = (
             EXIT_INFRA if self._trouble and status == pytest.ExitCode.OK else status
         )
+
+    def _remember(self, folder: Path, data: dict[str, Any]) -> None:
+        """Put what earlier runs tell into `data`, and this run beside them."""
+        found, self._unread = nights.tell(folder, data, self._unselected())
+        data["history"] = self._history = found.to_json()
+        nights.append(folder, data)
 
     def _data(self, outcomes: list[Outcome]) -> dict[str, Any]:
         """matrix.json as of now."""
@@ -254,10 +266,15 @@ class Board:
         )
         for row in text.splitlines():
             writer.line(row)
+        screen = Screen(max(writer.fullwidth, MIN_WIDTH), writer.hasmarkup, _unicode())
         if self._since is not None:
-            screen = Screen(max(writer.fullwidth, MIN_WIDTH), writer.hasmarkup, _unicode())
             for row in (*changes.terminal(screen, self._since), ""):
                 writer.line(row)
+        if self._history is not None:
+            for row in (*strips.terminal(screen, self._history), ""):
+                writer.line(row)
+        for fault in self._unread:
+            writer.line(f"kvmatrix: {safe.printable(fault)}", yellow=True)
         if self._trouble:
             writer.line(f"kvmatrix: {safe.printable(self._trouble)}", red=True)
         else:

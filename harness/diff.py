@@ -87,8 +87,7 @@ def diff(old: Data, new: Data, unselected: Collection[Key] | None = None) -> Dif
     With `unselected`, the newer run is one in which these cells were planned and not selected, and
     only the devices and engines asked for: what it left out has not vanished.
     """
-    devices = _pairs(old["devices"], new["devices"], lambda d: d["spec"], _DEVICE)
-    engines = _pairs(old["engines"], new["engines"], lambda e: e["version"], _ENGINE)
+    devices, engines = pairs(old, new)
     news = {_key(cell): cell for cell in new["cells"]}
     kinds = {device["spec"]: device["kind"] for device in new["devices"]}
     changes: list[Change] = []
@@ -126,6 +125,15 @@ _DEVICE = ("kind", "name", "capability", "mig")
 _ENGINE = ("platform",)
 """What is the same of a device that is called otherwise, such as another GPU of the same name, and
 of another version of an engine."""
+
+
+def pairs(old: Data, new: Data) -> tuple[dict[str, str], dict[str, str]]:
+    """Devices (SPECs) and engines (versions) of the older run to those of the newer that they are
+    compared with; those that have none are not there."""
+    return (
+        _pairs(old["devices"], new["devices"], lambda d: d["spec"], _DEVICE),
+        _pairs(old["engines"], new["engines"], lambda e: e["version"], _ENGINE),
+    )
 
 
 def _pairs(

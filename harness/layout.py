@@ -118,17 +118,19 @@ def compare(
     capability: Capability | None,
     asked: int = 0,
     longest: int = 0,
+    *,
+    checkpoints: bool = True,
 ) -> list[str]:
     """One line per disagreement between what was seen and what must be; [] means confirmed.
 
     `asked` is the block size that the caller passed, in tokens; 0 where none was. `longest` is the
-    longest sequence, in tokens; 0 where it was not seen.
+    longest sequence, in tokens; 0 where it was not seen. `checkpoints` as in `Blocks`.
 
     Tensors are looked at only where they were seen (`KVCache.shape`). Raises as `expected_pages`;
     a resolved dtype that is no layout is a disagreement.
     """
     try:
-        found = matches(config, kv, resolved, capability, asked, longest)
+        found = matches(config, kv, resolved, capability, asked, longest, checkpoints=checkpoints)
     except NoLayout as error:
         return [str(error)]
     return [line for match in found for line in match.lines]
@@ -168,15 +170,17 @@ def matches(
     capability: Capability | None,
     asked: int = 0,
     longest: int = 0,
+    *,
+    checkpoints: bool = True,
 ) -> tuple[Match, ...]:
     """Each cache that was seen with its page, then each page whose layers do not add up.
 
-    `asked` and `longest` as in `compare`. Raises as `expected_pages`, and NoLayout for a resolved
-    dtype that is no layout.
+    `asked`, `longest` and `checkpoints` as in `compare`. Raises as `expected_pages`, and NoLayout
+    for a resolved dtype that is no layout.
     """
     layout = layout_of(config, resolved.kv_cache_dtype, resolved.storage_dtype, capability)
     backends = tuple(resolved.selected.split("+")) if resolved.selected else ()
-    blocks = Blocks(_block_size(kv), asked, backends, _sequence(kv, longest))
+    blocks = Blocks(_block_size(kv), asked, backends, _sequence(kv, longest), checkpoints)
     pages = expected_pages(config, layout, capability, blocks)
     found: list[Match] = []
     layers = [0] * len(pages)

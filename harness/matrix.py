@@ -39,10 +39,14 @@ class Outcome:
 
 def main_page(record: Record | None) -> int | None:
     """`page_size_bytes` that stands for a record: the largest page of its main attention layers."""
-    if record is None or not record.kv:
-        return None
-    main = [kv for kv in record.kv if kv.kind in MAIN_KINDS] or list(record.kv)
-    return max(kv.page_size_bytes for kv in main)
+    return None if record is None else largest((kv.kind, kv.page_size_bytes) for kv in record.kv)
+
+
+def largest(caches: Iterable[tuple[str, int]]) -> int | None:
+    """Of caches, by kind and page, the largest page of a main one, else of any; None of none."""
+    found = list(caches)
+    main = [page for kind, page in found if kind in MAIN_KINDS] or [page for _, page in found]
+    return max(main, default=None)
 
 
 def main_storage(record: Record | None) -> str | None:

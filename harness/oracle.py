@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from packaging.version import InvalidVersion, Version
+
 from harness import checkpoint, layout
 from harness.layouts import cpu, drafter, rank
 from harness.layouts.page import Config
@@ -42,6 +44,7 @@ class Oracle:
                     record.capability,
                     record.block_size,
                     _longest(record),
+                    checkpoints=_checkpoints(record),
                 )
             ]
         except layout.UnknownLayout as error:
@@ -62,6 +65,7 @@ class Oracle:
                 record.capability,
                 record.block_size,
                 _longest(record),
+                checkpoints=_checkpoints(record),
             )
         )
 
@@ -70,6 +74,19 @@ class Oracle:
         config = rank.of(self.config, record.tensor_parallel_size)
         config = cpu.of(config, self.features)
         return [(config, False), *([(drafter.of(config), True)] if self.drafts else [])]
+
+
+_CHECKPOINTS_SINCE = Version("0.33.dev0")
+"""vLLM 0.33.0 aligns the blocks of a hybrid to checkpoints of its states' kernels, and 0.32.0 and
+those before do not: seen in the source of both."""
+
+
+def _checkpoints(record: Record) -> bool:
+    """`Blocks.checkpoints` of the record's engine; one without a version counts as new."""
+    try:
+        return Version(record.engine) >= _CHECKPOINTS_SINCE
+    except InvalidVersion:
+        return True
 
 
 def _longest(record: Record) -> int:

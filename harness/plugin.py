@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import pytest
 
-from harness import durations, result, safe, session, split, testengine
+from harness import durations, nights, result, safe, session, split, testengine
 from harness.board import BASELINE, Board, cell_of
 from harness.errors import EXIT_INFRA, EXIT_USAGE, InfraError, UsageError
 from harness.launch import ISOLATIONS, Launcher
@@ -124,13 +124,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--matrix-out",
         default="matrix",
         metavar="DIR",
-        help="folder for matrix.json, matrix.md, junit.xml and records.jsonl (matrix/)",
+        help="folder for matrix.html, .json and .md, junit.xml and records.jsonl (matrix/)",
     )
     group.addoption(
         "--baseline",
         metavar="PATH",
         help="matrix.json of an earlier run, or its folder: tell what has changed since (as "
         "`kvmatrix diff`; the exit code stays that of this run)",
+    )
+    group.addoption(
+        "--history",
+        metavar="DIR",
+        help="folder to which each run adds a file: tell of each cell since when it is what it is, "
+        "and which are flaky or missing (`kvmatrix history DIR` shows it)",
     )
 
 
@@ -152,6 +158,8 @@ def _start(config: pytest.Config) -> None:
     if option.baseline is not None and not hasattr(config, "workerinput"):
         # Before anything starts: this run may write its own to the same place.
         config.stash[BASELINE] = result.load(Path(option.baseline))
+    if option.history is not None:
+        nights.check(Path(option.history))
     chosen = options(
         option.device,
         option.engine,

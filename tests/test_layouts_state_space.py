@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from harness.errors import UsageError
 from harness.layout import UnknownLayout, compare, expected_pages
-from harness.record import KVCache, Resolved
+from harness.oracle import Oracle
+from harness.record import KVCache, Record, Resolved
 
 SM80, SM90 = (8, 0), (9, 0)
 AUTO = Resolved("auto", "bfloat16")
@@ -360,6 +361,32 @@ def test_a_state_of_blocks_must_not_have_the_block_of_a_whole_sequence(model: st
     config, (state, attn) = RIGHT[model]
     kv = [replace(state, block_size=8192, state_mode="align"), attn]
     assert any("block size 8192" in line for line in compare(config, kv, AUTO, SM90, longest=8192))
+
+
+@pytest.mark.parametrize(("engine", "block"), [("0.30.0", 544), ("0.32.0", 544), ("0.33.0", 576)])
+def test_blocks_end_where_chunks_do_from_vllm_0_33_on(engine: str, block: int) -> None:
+    """536 tokens hold a state: 34 blocks of 16 are the least, or 9 chunks of 64."""
+    config, (state, attn) = whole_sequence("qwen3-next", block)
+    state = replace(state, block_size=block, state_mode="align")
+    record = Record(
+        id="qwen3-next-default-unset",
+        model="qwen3-next",
+        backend="default",
+        kv_cache_dtype="unset",
+        device="virtual:h200",
+        device_kind="virtual",
+        capability=SM90,
+        engine=engine,
+        depth="allocate",
+        stage="allocate",
+        resolved=AUTO,
+        kv=(state, attn),
+    )
+    assert [] == Oracle(config)(record)
+    other = "0.33.0" if block == 544 else "0.32.1.dev7"
+    must = 576 if block == 544 else 544
+    told = Oracle(config)(replace(record, engine=other))
+    assert any(f"block size {block}, must be {must}" in line for line in told)
 
 
 def test_a_delta_net_without_prefixes_needs_no_chunks() -> None:

@@ -24,7 +24,7 @@ from tests.test_part import lines
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = Path(__file__).parent / "resources" / "two-engines.jsonl"
-FORMATS = ("junit.xml", "matrix.json", "matrix.md", "records.jsonl")
+FORMATS = ("junit.xml", "matrix.html", "matrix.json", "matrix.md", "records.jsonl")
 
 
 def shard(folder: Path, *verdicts: tuple[str, str]) -> Path:
@@ -54,6 +54,11 @@ def test_every_format_counts_the_same(tmp_path: Path) -> None:
         r"^\| \S+ (\w+) \| (\d+) \|", (out / "matrix.md").read_text("utf-8"), re.MULTILINE
     )
     assert expected == {name: int(number) for name, number in table}
+    page = json.loads(
+        re.findall(r">(\{.*\})</script>", (out / "matrix.html").read_text("utf-8"))[0]
+    )
+    verdict = page["fields"].index("verdict")
+    assert expected == Counter(page["pool"][cell[verdict]] for cell in page["cells"])
     root = ET.parse(out / "junit.xml").getroot()
     values = [each.get("value") for each in root.iterfind(".//testcase//property[@name='verdict']")]
     assert expected == Counter(values)
@@ -78,7 +83,7 @@ def test_a_run_writes_every_format_itself(tmp_path: Path) -> None:
         text=True,
         timeout=120,
     )
-    assert "matrix.json, matrix.md, junit.xml and records.jsonl are in" in done.stdout
+    assert "matrix.json, matrix.html, matrix.md, junit.xml and records.jsonl are in" in done.stdout
     assert [*FORMATS] == [*contents(out)]
     assert "1 of 2 cells FAILED" in (out / "matrix.md").read_text("utf-8")
     root = ET.parse(out / "junit.xml").getroot()
@@ -191,6 +196,9 @@ def test_hostile_text_goes_through_every_format(tmp_path: Path) -> None:
     assert 0 == main(["report", str(folder), "--budget", str(LEAST)])
     assert text == json.loads((folder / "matrix.json").read_text())["cells"][0]["reason"]
     assert text == loads((folder / "records.jsonl").read_text()).tail
+    # Nothing of it is a tag: it stands in the page's JSON.
+    assert "<script>\x1b" not in (folder / "matrix.html").read_text("utf-8")
+    assert 2 == (folder / "matrix.html").read_text("utf-8").count("<script")
     ET.parse(folder / "junit.xml")
     assert (folder / "matrix.md").stat().st_size <= LEAST
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import merge, output, part, safe
+from harness import merge, nights, output, part, safe
 from harness.errors import UsageError
 from harness.matrix import cell_json
 from harness.merge import Merged
@@ -45,6 +45,11 @@ def add(commands: Any) -> None:
         help=f"the most that matrix.md may have ({markdown.LIMIT}, which a Buildkite annotation "
         f"holds; {markdown.COMMENT} for a comment on GitHub)",
     )
+    command.add_argument(
+        "--history",
+        metavar="DIR",
+        help="history folder: add the run, and tell what earlier ones say",
+    )
     command.add_argument("--json", action="store_true", help="print what was found as JSON")
     command.set_defaults(command=run)
 
@@ -60,6 +65,7 @@ def run(options: argparse.Namespace) -> int:
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is not a folder")
     found = merge.merge([part.read(folder) for folder in folders], _judge())
+    unread = _remember(found.data, options.history) if options.history is not None else []
     write(out, found, options.budget)
     about = found.data["run"]
     if options.json:
@@ -68,7 +74,17 @@ def run(options: argparse.Namespace) -> int:
     else:
         for line in tell(found, out):
             print(safe.printable(line), file=sys.stdout if line.startswith("wrote") else sys.stderr)
-    return 0 if found.clean else 1
+    return 0 if found.clean and not unread else 1
+
+
+def _remember(data: dict[str, Any], name: str) -> list[str]:
+    """Put what earlier runs tell into `data`, and this run beside them; what cannot be read."""
+    told, faults = nights.tell(Path(name), data)
+    for fault in faults:
+        print(f"kvmatrix: {safe.printable(fault)}", file=sys.stderr)
+    data["history"] = told.to_json()
+    nights.append(Path(name), data)
+    return faults
 
 
 def _folders(names: Sequence[str]) -> list[Path]:

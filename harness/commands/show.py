@@ -20,11 +20,12 @@ FALLBACK_WIDTH = 100
 """Columns where there is no terminal that could tell."""
 
 
-def formats(command: argparse.ArgumentParser) -> None:
-    """The options that choose one."""
+def formats(command: argparse.ArgumentParser) -> Any:
+    """The options that choose one; the group that more of them belong in."""
     chosen = command.add_mutually_exclusive_group()
     chosen.add_argument("--markdown", action="store_true", help="print Markdown, for a comment")
     chosen.add_argument("--json", action="store_true", help="print a JSON object with all of it")
+    return chosen
 
 
 class Compared(Protocol):
@@ -64,10 +65,14 @@ def show(sheet: Sheet, *, markdown: bool) -> None:
     if markdown:
         print(changes.markdown(sheet), end="")
         return
+    print("\n".join(changes.terminal(screen(), sheet)))
+
+
+def screen() -> Screen:
+    """What this terminal, or the file in its place, can show."""
     columns = shutil.get_terminal_size((FALLBACK_WIDTH, 24)).columns
-    screen = Screen(
+    return Screen(
         max(columns, MIN_WIDTH),
         color=sys.stdout.isatty() and not os.environ.get("NO_COLOR"),
         unicode=(sys.stdout.encoding or "").lower().startswith("utf"),
     )
-    print("\n".join(changes.terminal(screen, sheet)))

@@ -84,6 +84,9 @@ class Blocks:
     sequence: int = 0
     """Tokens of the longest sequence, where recurrent states are kept for a whole sequence each; 0
     where they are kept for blocks."""
+    checkpoints: bool = True
+    """False for an engine that takes a state from wherever a block ends: vLLM before 0.33, the
+    first that has them where its kernels' chunks end."""
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ _CHUNK_KEY_DIM = 128
 def _chunks(config: Config, capability: Capability | None, blocks: Blocks) -> int:
     """Blocks begin where a state can be had, so that a prefix can be found again."""
     major = capability[0] if capability else None
-    if blocks.sequence or major not in _CHUNK_MAJORS:
+    if blocks.sequence or not blocks.checkpoints or major not in _CHUNK_MAJORS:
         return 1
     fits = major == _CHUNK_MAJORS[0] or count(config, "linear_key_head_dim") == _CHUNK_KEY_DIM
     return _CHUNK if fits else 1

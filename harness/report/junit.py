@@ -12,7 +12,8 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from harness.change import facts, shown, state
+from harness.change import case_of, facts, shown, state
+from harness.report import strips
 from harness.report.command import command
 from harness.safe import clip, printable
 from harness.view import grouped
@@ -32,6 +33,7 @@ def render(data: Data) -> str:
     root = ET.Element("testsuites", name="kvmatrix")
     engines = {engine["version"]: engine for engine in data["engines"]}
     kinds = {device["spec"]: device["kind"] for device in data["devices"]}
+    histories = strips.told(data)
     totals = (0, 0, 0)
     seconds = 0.0
     for (engine, device), cells in grouped(
@@ -51,7 +53,7 @@ def render(data: Data) -> str:
         kind = kinds[device]
         _properties(suite, {"device_kind": kind, "measured": "no" if kind == "virtual" else "yes"})
         for cell in cells:
-            _case(suite, cell, engines[engine])
+            _case(suite, cell, engines[engine], histories.get((case_of(cell).id, device, engine)))
         totals = (totals[0] + numbers[0], totals[1] + numbers[1], totals[2] + numbers[2])
         seconds += spent
     for name, value in _numbers(totals, seconds).items():
@@ -75,7 +77,7 @@ def _seconds(cell: Data) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
-def _case(suite: ET.Element, cell: Data, engine: Data) -> None:
+def _case(suite: ET.Element, cell: Data, engine: Data, history: Data | None) -> None:
     case = ET.SubElement(
         suite,
         "testcase",
@@ -84,7 +86,9 @@ def _case(suite: ET.Element, cell: Data, engine: Data) -> None:
         name=_line(cell["id"]),
         time=f"{_seconds(cell):.3f}",
     )
-    _properties(case, _resolved(cell))
+    before = {} if history is None else {"flaky": "yes" if history["flaky"] else "no"}
+    before |= {"since": history["since"]} if history and history["since"] else {}
+    _properties(case, {**_resolved(cell), **before})
     why, reason = state(cell), str(cell.get("reason") or "")
     if why == "known":
         message = f"known failure {cell['known']}: {cell['verdict']}: {reason}"

@@ -13,6 +13,7 @@ from typing import Any
 
 from harness.case import slug
 from harness.change import case_of, state
+from harness.report import strips
 from harness.report.changes import code
 from harness.report.command import command
 from harness.safe import printable
@@ -153,6 +154,9 @@ def _sections(data: Data) -> Iterator[Section]:
     yield f"No result: {_count(len(lost))}", _causes(lost, several, engines), "causes"
     merged = data["run"].get("merged") or {}
     yield "Merged parts contradict each other", _merged(merged, "conflicts"), "cells"
+    if history := data.get("history"):
+        for title, rows in strips.markdown(history):
+            yield title, [(row, 1) for row in rows], "cells"
     faults = [(f"- {_code(text)}", 0) for text in merged.get("faults", ())]
     yield "Not whole", faults, "faults"
     yield "Known failures", [*_known(by.get("known", []), several)], "links"

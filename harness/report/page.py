@@ -16,15 +16,18 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from harness import reproduce, safe
+from harness import reproduce, safe, support
 from harness.case import RUNNERS, Case
-from harness.matrix import MAIN_KINDS
+from harness.matrix import largest
+from harness.report import support_sheet
 from harness.sections import REMARKS
 from harness.verdict import PASSING, VERDICTS
 from harness.view import GLYPHS
 
 SCRIPTS = ("data.js", "state.js", "grid.js", "story.js", "detail.js", "charts.js", "start.js")
 """In the order in which they stand in the page; they share one scope."""
+
+STYLES = ("page.css", "support.css")
 
 MAX_TEXT = 250_000
 """Characters of one text; what is beyond is cut from its middle, and the cut says so."""
@@ -36,18 +39,15 @@ _ENGINE = ("version", "commit", "torch", "cuda", "flashinfer", "transformers", "
 def render(matrix: Mapping[str, Any], records: Iterable[Mapping[str, Any]] = ()) -> str:
     """The page for the dict of a matrix.json. `records`, as lines of records.jsonl, add the log
     lines, which matrix.json does not have."""
-    files = jinja2.PackageLoader("harness.report", "assets")
-    templates = jinja2.Environment(
-        loader=files, autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
-    )
-    style = files.get_source(templates, "page.css")[0]
-    parts = [files.get_source(templates, name)[0] for name in SCRIPTS]
+    files = templates()
+    css = style(files)
+    parts = [_source(files, name) for name in SCRIPTS]
     script = "(() => {\n" + "\n".join(['"use strict";', *parts]) + "})();\n"
     data = _shown(matrix, records)
     run = data["run"]
-    return templates.get_template("matrix.html.j2").render(
-        policy=_policy(style, script),
-        style=Markup(style),
+    return files.get_template("matrix.html.j2").render(
+        policy=policy(css, script),
+        style=Markup(css),
         script=Markup(script),
         data=Markup(_embedded(data)),
         total=len(data["cells"]),
@@ -55,10 +55,39 @@ def render(matrix: Mapping[str, Any], records: Iterable[Mapping[str, Any]] = ())
         started=run.get("started") or "",
         engines=[engine["version"] for engine in data["engines"]],
         devices=[device.get("spec") for device in data["devices"]],
+        support=_support(matrix),
     )
 
 
-def _policy(style: str, script: str) -> str:
+def _support(matrix: Mapping[str, Any]) -> support_sheet.Sheet | None:
+    """The table of what is supported since when; None where there is nothing to compare."""
+    if len(matrix["engines"]) < 2:
+        return None
+    found = support.support([matrix])
+    return support_sheet.sheet(found) if len(found.releases) > 1 and found.examined else None
+
+
+def templates() -> jinja2.Environment:
+    """The page's own files, as templates that escape what they show."""
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("harness.report", "assets"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+
+
+def _source(files: jinja2.Environment, name: str) -> str:
+    assert files.loader is not None
+    return files.loader.get_source(files, name)[0]
+
+
+def style(files: jinja2.Environment) -> str:
+    """The style sheet."""
+    return "\n".join(_source(files, name) for name in STYLES)
+
+
+def policy(style: str, script: str = "") -> str:
     """A content security policy by which nothing runs but the page's own code, and nothing is
     fetched."""
     hashes = [
@@ -164,9 +193,7 @@ def _case(cell: Mapping[str, Any]) -> Case:
 
 def _page(cell: Mapping[str, Any]) -> int | None:
     """As `harness.matrix.main_page`."""
-    caches = cell.get("kv") or []
-    main = [kv for kv in caches if kv["kind"] in MAIN_KINDS] or caches
-    return max((kv["page_size_bytes"] for kv in main), default=None)
+    return largest((kv["kind"], kv["page_size_bytes"]) for kv in cell.get("kv") or ())
 
 
 def _differing(cells: Iterable[Mapping[str, Any]]) -> set[str]:
