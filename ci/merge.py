@@ -16,7 +16,8 @@ from typing import Any
 from ci import annotation
 from ci.agent import Agent
 from ci.annotation import About
-from harness import diff, merge, nights, output, part, result, safe
+from ci.shard import DURATIONS, RECORDED
+from harness import diff, durations, merge, nights, output, part, result, safe
 from harness.case import slug
 from harness.commands import report
 from harness.diff import Diff
@@ -96,6 +97,10 @@ def run(options: argparse.Namespace, agent: Agent) -> int:
         for fault in faults:
             say(fault)
     report.write(out, found, markdown.LIMIT)
+    recorded = durations.merged(
+        durations.recorded(RECORDED).durations.seconds, durations.of_matrix(data)
+    )
+    output.write_whole(out / DURATIONS, durations.dumps(recorded))
     about = About(
         (*missing, *_conflicts(merged)),
         tuple(environ.get("KVMATRIX_OWNERS", "").split()),

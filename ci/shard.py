@@ -32,7 +32,14 @@ CANCELLED_UPLOAD = 60.0
 """Seconds for the upload of a cancelled shard, where it is not killed before."""
 
 TOKEN = "BUILDKITE_ANALYTICS_TOKEN"
+ARTIFACTS = "BUILDKITE_ARTIFACT_PATHS"
+"""Set where a step has artifact paths: its agent uploads them, even of a job that was killed."""
+
 DURATIONS = "durations.json"
+
+RECORDED = Path(__file__).with_name(DURATIONS)
+"""What shards are split by unless told otherwise, where it is: the same file for all, since it is
+part of the checkout. ci.merge writes one to put there."""
 
 HELP = f"""\
 examples:
@@ -135,6 +142,8 @@ def run(options: argparse.Namespace, shard: Shard, agent: Agent) -> int:
     file = options.durations
     if options.durations_step is not None:
         file = fetched(agent, options.durations_step, out)
+    elif file is None and RECORDED.is_file():
+        file = str(RECORDED)
     command = [sys.executable, "-m", "pytest", *options.pytest, f"--matrix-out={folder}"]
     if shard.count > 1:
         command.append(f"--shard={shard.index}/{shard.count}")
@@ -142,11 +151,13 @@ def run(options: argparse.Namespace, shard: Shard, agent: Agent) -> int:
     command += collector(os.environ)
     with Cancel() as cancel:
         code = cancel.wait(command, options.grace)
-        if folder.is_dir():
+        if not folder.is_dir():
+            say(f"pytest left nothing in {folder}")
+        elif agent.environ.get(ARTIFACTS):
+            say(f"{folder}: the agent uploads it, as the step's artifact_paths")
+        else:
             limit = CANCELLED_UPLOAD if cancel.signal else None
             tell(f"{folder}: uploaded", f"the files stay in {folder}", agent, folder, limit)
-        else:
-            say(f"pytest left nothing in {folder}")
     found, why = exit_code(code, cancel.signal)
     if why:
         say(why)
