@@ -26,7 +26,7 @@ function showOverview() {
     const cells = versions.map((version) => {
       const facet = seen.find((one) => one.spec === spec && one.version === version);
       if (!facet) return el("td", { class: "none" }, el("span", { class: "vh" }, "none"));
-      const button = el("button", { type: "button", class: "jump" }, el("span", { class: "vh" }, `${facet.title}: `), tallyOf(facet.tally, columns[version]));
+      const button = el("button", { type: "button", class: "lead" }, el("span", { class: "vh" }, `${facet.title}: `), tallyOf(facet.tally, columns[version]));
       button.addEventListener("click", () => goTo(facet));
       return el("td", {}, button);
     });
