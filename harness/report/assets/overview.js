@@ -1,11 +1,8 @@
 // Where one is: the verdicts of each device with each engine, and what is news since the baseline.
-const TONES = { ok: "good", rejected: "dim", skipped: "skip", known: "known" };
-
 /** How many of each verdict, what fails first: [element, ...]; in words for a screen reader. */
 function tallyOf(tally, columns = null) {
-  const names = [...Object.keys(data.verdicts).filter((name) => !(name in TONES)), "known", "ok", "rejected", "skipped"];
   const blank = () => el("span", { class: "n" });
-  return names.filter((name) => (columns ? columns.has(name) : tally[name])).map((name) => !tally[name] ? blank() :
+  return VERDICT_ORDER.filter((name) => (columns ? columns.has(name) : tally[name])).map((name) => !tally[name] ? blank() :
     el("span", { class: `n ${TONES[name] || "bad"}`, title: `${number(tally[name])} ${name}` },
       el("span", { class: "g", "aria-hidden": "true" }, name === "known" ? "k" : glyph(name)),
       el("span", { class: "vh" }, ` ${name} `), number(tally[name]), el("span", { class: "vh" }, ", ")),
