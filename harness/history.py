@@ -126,6 +126,18 @@ def parse(file: str, text: str) -> tuple[Night, list[str]]:
     return Night(file, about, tuple(cells)), faults
 
 
+_OPTIONAL = {
+    "block_size": int,
+    "tensor_parallel_size": int,
+    "known": str,
+    "stale": str,
+    "reason": str,
+    "page_size_bytes": int,
+    "resolved": dict,
+}
+"""What a cell may say."""
+
+
 def _cell(line: str) -> Mapping[str, Any]:
     try:
         data = json.loads(line)
@@ -136,6 +148,9 @@ def _cell(line: str) -> Mapping[str, Any]:
         raise HistoryError("not a cell")
     if data["verdict"] not in VERDICTS:
         raise HistoryError(f"unknown verdict {data['verdict']!r}")
+    for each, kind in _OPTIONAL.items():
+        if each in data and (not isinstance(data[each], kind) or isinstance(data[each], bool)):
+            raise HistoryError(f"{each} is not what it must be")
     return data
 
 

@@ -59,7 +59,7 @@ def counts(cells: Iterable[Data]) -> dict[str, int]:
 
 def differences(matrices: Sequence[Data]) -> list[Any]:
     """`differences` of all parts, each once."""
-    every = {text(each): each for matrix in matrices for each in matrix.get("differences", ())}
+    every = {text(each): each for matrix in matrices for each in matrix.get("differences") or ()}
     return sorted(every.values(), key=_difference)
 
 

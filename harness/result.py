@@ -29,8 +29,35 @@ _NESTED: dict[str, tuple[type, ...]] = {
     "tensor_parallel_size": (int,),
     "num_blocks": (int,),
     "kv_bytes_per_token": (int,),
+    "remarks": (list,),
+    "vouched": (list,),
+    "declared": (list,),
+    "candidates": (list,),
+    "groups": (list,),
+    "seconds": (dict,),
+    "memory": (dict,),
+    "tail": (str,),
 }
 """What a cell may say, beside null."""
+
+_RESOLVED: dict[str, tuple[type, ...]] = {
+    "kv_cache_dtype": (str,),
+    "storage_dtype": (str,),
+    "cache_config": (str,),
+    "selected": (str,),
+    "backends": (list,),
+}
+
+_RUN: dict[str, tuple[type, ...]] = {
+    "started": (str,),
+    "seconds": (int, float),
+    "counts": (dict,),
+    "depth": (dict,),
+    "vouched": (dict,),
+    "shard": (dict,),
+    "merged": (dict,),
+}
+"""What the run may say, beside null."""
 
 _CACHE: dict[str, tuple[type, ...]] = {
     "kind": (str,),
@@ -80,6 +107,13 @@ def _checked(data: Any) -> dict[str, Any]:
         _texts(engine, ("version",), f"engines[{number}]")
     for number, device in enumerate(data["devices"]):
         _texts(device, ("spec", "kind", "name"), f"devices[{number}]")
+    _optional(data["run"], _RUN, "run")
+    for name, depth in (data["run"].get("depth") or {}).items():
+        _expect(depth, (str,), f"run.depth.{name}")
+    if data.get("differences") is not None:
+        _expect(data["differences"], (list,), "differences")
+        for number, each in enumerate(data["differences"]):
+            _texts(each, ("id", "device", "what"), f"differences[{number}]")
     versions = {engine["version"] for engine in data["engines"]}
     specs = {device["spec"] for device in data["devices"]}
     seen = set()
@@ -100,6 +134,10 @@ def _cell(cell: Any, where: str) -> None:
     if cell["verdict"] not in VERDICTS:
         raise _FaultError(f"{where}: unknown verdict {cell['verdict']!r}")
     _optional(cell, _NESTED, where)
+    _optional(cell.get("resolved") or {}, _RESOLVED, f"{where}.resolved")
+    for name in ("remarks", "vouched"):
+        for number, word in enumerate(cell.get(name) or ()):
+            _expect(word, (str,), f"{where}.{name}[{number}]")
     for number, cache in enumerate(cell.get("kv") or ()):
         place = f"{where}.kv[{number}]"
         _expect(cache, (dict,), place)
