@@ -73,6 +73,7 @@ class Night:
             "KVMATRIX_CACHE": str(self.folder / "cache"),
             "TMPDIR": str(self.folder),
             "BUILDKITE_BRANCH": "main",
+            "BUILDKITE_ARTIFACT_PATHS": ";".join(step.get("artifact_paths", ())),
         }
         if job is not None:
             environ["BUILDKITE_PARALLEL_JOB"] = str(job)
