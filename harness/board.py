@@ -63,6 +63,8 @@ class Board:
         self._history: dict[str, Any] | None = None
         self._unread: list[str] = []
         """What of the history cannot be read."""
+        self.others = 0
+        """Tests that were selected and are in other shards."""
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._plan([cell.id for item in session.items if (cell := cell_of(item)) is not None])
@@ -72,10 +74,19 @@ class Board:
         if not self._planned:
             self._plan([name for nodeid in ids if (name := _id(nodeid)) in self._cells])
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        output = getattr(node, "workeroutput", None) or {}
+        self.others = max(self.others, output.get("kvmatrix_others", 0))
+
     def _plan(self, ids: list[str]) -> None:
         self._planned = {name: self._cells[name] for name in ids}
-        if self._planned and not self._config.option.collectonly:
+        if self._config.option.collectonly:
+            return
+        # A shard says that it has nothing to do: without a word it would be taken for lost.
+        if self._planned or (self._run.options.shard.count > 1 and self._records is None):
             self._keep(self._open)
+        if self._planned:
             self._progress = Progress.start(len(self._planned), time.monotonic())
             terminal = self._config.pluginmanager.get_plugin("terminalreporter")
             if terminal is not None and self._config.option.verbose == 0:
@@ -181,10 +192,15 @@ class Board:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        if self._config.option.collectonly or not self._planned:
+        if self._config.option.collectonly:
             return
+        if not self._planned and self.others and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+            # There is something to do, but not for so many shards.
+            session.exitstatus = pytest.ExitCode.OK
         if self._records is not None:
             self._records.close()
+        if not self._planned:
+            return
         outcomes = self.outcomes()
         data = self._data(outcomes)
         if (baseline := self._config.stash.get(BASELINE, None)) is not None:
@@ -223,6 +239,9 @@ class Board:
             "counts": matrix.counts(outcome.judgement for outcome in outcomes),
             "vouched": matrix.vouched(outcome.judgement for outcome in outcomes),
         }
+        if (shard := self._run.options.shard).count > 1:
+            digest = self._run.options.recorded.digest
+            about["shard"] = {"index": shard.index, "count": shard.count, "durations": digest}
         return matrix.to_json(
             about,
             self._run.engines,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import device, host, install, nvml, plan, safe
-from harness.commands import agree, diff, history, report, support
+from harness.commands import agree, bisect, diff, history, pipeline, report, support
 from harness.device import Discovery, Gpu
 from harness.errors import EXIT_INFRA, EXIT_USAGE, InfraError, UsageError
 from harness.facts import check_supported
@@ -107,6 +107,8 @@ def _parser() -> argparse.ArgumentParser:
     support.add(commands)
     report.add(commands)
     history.add(commands)
+    bisect.add(commands)
+    pipeline.add(commands)
     commands.add_parser(
         "run",
         help="run the matrix: pytest with the arguments that follow",

@@ -6,15 +6,16 @@ A cache and no more: what is lost of it is measured again.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness import output
+from harness import change, joined, output
 from harness.case import slug
 from harness.plan import Cell
 from harness.record import Record
@@ -82,6 +83,55 @@ class Durations:
     @functools.cached_property
     def _medians(self) -> dict[tuple[str, str], float | None]:
         return {}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The durations of a file that all shards of a run are given."""
+
+    durations: Durations = field(default_factory=lambda: Durations({}))
+    digest: str | None = None
+    """SHA-256 of the file; None where there is none that can be read. Shards that were split by
+    different ones are no partition."""
+    trouble: str | None = None
+    """Why it cannot be read, and what is done instead: a line."""
+
+
+def recorded(path: Path) -> Recorded:
+    """The durations in the file at `path`; never those of this machine's cache, which another
+    shard's machine does not have."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        return _unread(path, error.strerror or str(error))
+    try:
+        data = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return _unread(path, "not JSON")
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema != SCHEMA or isinstance(schema, bool):
+        return _unread(path, f"schema {schema!r} is not {SCHEMA}, the one read here")
+    found = loads(content.decode("utf-8"))
+    return Recorded(Durations(found), hashlib.sha256(content).hexdigest())
+
+
+def _unread(path: Path, why: str) -> Recorded:
+    return Recorded(
+        trouble=f"cannot use {path}: {why}; the shard is split by estimates, and fits only shards "
+        "that are, too"
+    )
+
+
+def of_matrix(data: Mapping[str, Any]) -> dict[Key, float]:
+    """The seconds that a matrix.json tells of, to be written with `dumps`. What did not finish is
+    left out."""
+    devices = {device["spec"]: joined.device_id(device) for device in data["devices"]}
+    return {
+        (change.case_of(cell).id, devices[cell["device"]], cell["engine"]): seconds
+        for cell in data["cells"]
+        if cell.get("end") == "finished"
+        and (seconds := _seconds((cell.get("seconds") or {}).get("total"))) is not None
+    }
 
 
 def merged(old: Mapping[Key, float], new: Mapping[Key, float]) -> dict[Key, float]:

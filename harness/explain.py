@@ -84,6 +84,27 @@ def run(
 
     `auto` means the first kind of device that it finds.
     """
+    this, cell = prepare(
+        name,
+        devices=devices,
+        engines=engines,
+        max_model_len=max_model_len,
+        gpu_memory_utilization=gpu_memory_utilization,
+        models=models,
+    )
+    return told(this, launch(this, cell))
+
+
+def prepare(
+    name: str,
+    *,
+    devices: Sequence[str] = (),
+    engines: Sequence[str] = (),
+    max_model_len: str | None = None,
+    gpu_memory_utilization: str | None = None,
+    models: Path | None = None,
+) -> tuple[Run, Cell]:
+    """The cell, and a run of it. Nothing but the engine's facts is read; errors as `run`."""
     asked = parse(name)
     chosen = options(
         devices or [asked.device or "auto"],
@@ -96,14 +117,17 @@ def run(
     )
     chosen = replace(chosen, pools=chosen.pools[:1])
     this = session.resolve(chosen, models or plan.MODELS)
-    cell = find(this.cells, asked.case)
+    return this, find(this.cells, asked.case)
+
+
+def launch(this: Run, cell: Cell) -> Outcome:
+    """Run the cell now, in a process of its own."""
     _say(f"starting {cell.case.id} on {cell.device.spec} with vLLM {cell.engine.version}")
     launcher = session.launcher(this)
     try:
-        outcome = this.outcome(cell, launcher, Reductions(this.cache, launcher.record, _say))
+        return this.outcome(cell, launcher, Reductions(this.cache, launcher.record, _say))
     finally:
         launcher.close()
-    return told(this, outcome)
 
 
 def _say(text: str) -> None:

@@ -154,13 +154,13 @@ def _released(release: _Release, cache: Path) -> Path:
     folder = cache / "engines" / f"{release.distribution}-{release.version}-py{minor}"
     if _complete(folder):
         return folder / "bin" / "python"
-    uv = _uv(release)
+    command = uv(release)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Workers of one run, or two runs, must not build the same environment at once.
         with _locked(folder.with_name(f".{folder.name}.lock"), release):
             if not _complete(folder):
-                _build(uv, release, folder)
+                _build(command, release, folder)
     except OSError as error:
         raise InfraError(f"cannot install {release} into {folder}: {error}") from None
     return folder / "bin" / "python"
@@ -171,12 +171,13 @@ def _complete(folder: Path) -> bool:
     return (folder / ".complete").is_file() and (folder / "bin" / "python").exists()
 
 
-def _uv(release: _Release) -> list[str]:
+def uv(what: object) -> list[str]:
+    """uv's command, with which `what` is installed or listed. UsageError where it is not here."""
     if path := shutil.which("uv"):
         return [path]
     if importlib.util.find_spec("uv"):
         return [sys.executable, "-m", "uv"]
-    raise UsageError(f"installing {release} needs uv, which is not here: `pip install uv`")
+    raise UsageError(f"{what} cannot be had without uv, which is not here: `pip install uv`")
 
 
 @contextmanager

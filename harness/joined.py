@@ -59,7 +59,7 @@ def counts(cells: Iterable[Data]) -> dict[str, int]:
 
 def differences(matrices: Sequence[Data]) -> list[Any]:
     """`differences` of all parts, each once."""
-    every = {text(each): each for matrix in matrices for each in matrix.get("differences", ())}
+    every = {text(each): each for matrix in matrices for each in matrix.get("differences") or ()}
     return sorted(every.values(), key=_difference)
 
 
@@ -132,7 +132,7 @@ def _places(names: Iterable[str]) -> dict[str, int]:
 
 def ids_of(keys: Sequence[Key], engines: Sequence[Data], devices: Sequence[Data]) -> Iterator[str]:
     """Ids as the plan gives them: device and engine are named where there are several."""
-    called = {device["spec"]: _device_id(device) for device in devices}
+    called = {device["spec"]: device_id(device) for device in devices}
     often = Counter(called.values())
     for case, device, engine in keys:
         short = called[device]
@@ -144,5 +144,6 @@ def ids_of(keys: Sequence[Key], engines: Sequence[Data], devices: Sequence[Data]
         yield "-".join(parts)
 
 
-def _device_id(device: Data) -> str:
+def device_id(device: Data) -> str:
+    """What a device is called in ids (`Device.id`)."""
     return device.get("label") or slug(device["spec"] if not device.get("uuid") else device["name"])

@@ -102,7 +102,8 @@ def merge(parts: Iterable[Part], judge: Judge) -> Merged:
     }
     if len(matrices) == len(parts) == 1:
         # What earlier runs told of it is still so.
-        data |= {name: matrices[0][name] for name in ("baseline", "history") if name in matrices[0]}
+        told = {name: matrices[0].get(name) for name in ("baseline", "history")}
+        data |= {name: value for name, value in told.items() if value is not None}
     records = tuple(entry.record for _, entry in kept if entry.record is not None)
     return Merged(data, records)
 

@@ -10,6 +10,7 @@ from typing import Any
 from harness import device, host, nvml
 from harness.case import RUNNERS
 from harness.device import Device, Pool
+from harness.durations import Recorded, recorded
 from harness.errors import UsageError, unknown
 from harness.launch import ISOLATIONS
 from harness.plan import Axes
@@ -44,6 +45,8 @@ class Options:
     gpu_memory_utilization: float | None = None
     """Share of a device's memory; None for vLLM's own default."""
     shard: Shard = field(default_factory=Shard)
+    recorded: Recorded = field(default_factory=Recorded)
+    """What the shards are split by."""
 
     def engine_args(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments of vLLM's `EngineArgs` for a model that has these of its own: a context that it
@@ -81,6 +84,7 @@ def options(
     *,
     sweep: bool = False,
     shard: str | None = None,
+    shard_durations: str | None = None,
     block_sizes: Sequence[str] = (),
     tensor_parallel_sizes: Sequence[str] = (),
     model_runners: Sequence[str] = (),
@@ -124,6 +128,7 @@ def options(
         None if max_model_len is None else _whole("--max-model-len", max_model_len, "tokens"),
         _share(gpu_memory_utilization),
         parse_shard(shard),
+        Recorded() if shard_durations is None else recorded(Path(shard_durations)),
     )
 
 

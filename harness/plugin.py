@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import pytest
 
-from harness import durations, nights, result, safe, session
+from harness import durations, nights, result, safe, session, split, testengine
 from harness.board import BASELINE, Board, cell_of
 from harness.errors import EXIT_INFRA, EXIT_USAGE, InfraError, UsageError
 from harness.launch import ISOLATIONS, Launcher
@@ -27,7 +27,6 @@ from harness.plan import Cell
 from harness.proof import Reductions
 from harness.record import dumps
 from harness.session import Run
-from harness.shard import members
 from harness.workers import Workers, jobs
 
 RUN = pytest.StashKey[Run]()
@@ -83,6 +82,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--shard",
         metavar="I/N",
         help="part I of N of the selected cells; each is in exactly one part",
+    )
+    group.addoption(
+        "--shard-durations",
+        metavar="FILE",
+        help="split by the seconds that this file tells, longest first (durations.json of an "
+        "earlier run); every shard must be given the same file",
     )
     group.addoption(
         "--block-size",
@@ -164,12 +169,15 @@ def _start(config: pytest.Config) -> None:
         option.isolation,
         sweep=option.sweep,
         shard=option.shard,
+        shard_durations=option.shard_durations,
         block_sizes=option.block_size,
         tensor_parallel_sizes=option.tensor_parallel_size,
         model_runners=option.model_runner,
         max_model_len=option.max_model_len,
         gpu_memory_utilization=option.gpu_memory_utilization,
     )
+    if chosen.recorded.trouble and not hasattr(config, "workerinput"):
+        print(f"kvmatrix: {safe.printable(chosen.recorded.trouble)}", file=sys.stderr)
     config.stash[RUN] = run = session.resolve(chosen)
     if not hasattr(config, "workerinput"):
         # Here and not later: what is wrong with -n must be one line, before xdist starts anything.
@@ -274,14 +282,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take out of `items` what is in other shards. Before -k has had its say would split more
     evenly, but leave parts with nothing to do."""
-    asked = config.stash[RUN].options.shard
+    chosen = config.stash[RUN].options
 
-    def group(item: pytest.Item) -> object:
+    def piece(item: pytest.Item) -> split.Piece:
         cell = cell_of(item)
-        return item.nodeid if cell is None else (cell.engine, cell.device.spec, cell.model.key)
+        if cell is None:
+            return split.Piece(item.nodeid, split.OTHER_SECONDS)
+        return split.piece(cell, chosen.recorded.durations.estimate(cell))
 
-    kept = set(members(items, asked, group))
+    kept = set(split.members(items, chosen.shard, piece))
     others = [item for item in items if item not in kept]
+    if hasattr(config, "workerinput"):
+        # The controller collects nothing itself.
+        config.workeroutput["kvmatrix_others"] = len(others)  # type: ignore[attr-defined]
+    else:
+        config.stash[BOARD].others = len(others)
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item in kept]
@@ -306,6 +321,7 @@ def outcome(request: pytest.FixtureRequest, cell: Cell) -> Outcome:
     run, launcher = request.config.stash[RUN], request.config.stash[LAUNCHER]
     result = run.outcome(cell, launcher, request.config.stash[REDUCTIONS])
     request.node.stash[OUTCOME] = result
+    testengine.tag(request.config, request.node, result.judgement)
     if result.judgement.verdict == "infra":
         # In a fixture, so that pytest counts it as an error and not as a failure of the cell.
         pytest.fail(safe.printable(result.judgement.reason), pytrace=False)

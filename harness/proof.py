@@ -235,7 +235,7 @@ def _holds(path: Path, text: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1)
-def _code() -> bytes:
+def code() -> bytes:
     """Names the code that plans."""
     digest = hashlib.sha256()
     for path in sorted(ENGINE.rglob("*.py")):
@@ -255,7 +255,7 @@ def _digest(cell: Cell) -> str:
         json.dumps(dict(cell.model.config), sort_keys=True),
         json.dumps(reduced(cell.model).config, sort_keys=True),
     )
-    digest = hashlib.sha256(_code())
+    digest = hashlib.sha256(code())
     for part in parts:
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:32]

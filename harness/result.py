@@ -29,8 +29,35 @@ _NESTED: dict[str, tuple[type, ...]] = {
     "tensor_parallel_size": (int,),
     "num_blocks": (int,),
     "kv_bytes_per_token": (int,),
+    "remarks": (list,),
+    "vouched": (list,),
+    "declared": (list,),
+    "candidates": (list,),
+    "groups": (list,),
+    "seconds": (dict,),
+    "memory": (dict,),
+    "tail": (str,),
 }
 """What a cell may say, beside null."""
+
+_RESOLVED: dict[str, tuple[type, ...]] = {
+    "kv_cache_dtype": (str,),
+    "storage_dtype": (str,),
+    "cache_config": (str,),
+    "selected": (str,),
+    "backends": (list,),
+}
+
+_RUN: dict[str, tuple[type, ...]] = {
+    "started": (str,),
+    "seconds": (int, float),
+    "counts": (dict,),
+    "depth": (dict,),
+    "vouched": (dict,),
+    "shard": (dict,),
+    "merged": (dict,),
+}
+"""What the run may say, beside null."""
 
 _CACHE: dict[str, tuple[type, ...]] = {
     "kind": (str,),
@@ -80,6 +107,15 @@ def _checked(data: Any) -> dict[str, Any]:
         _texts(engine, ("version",), f"engines[{number}]")
     for number, device in enumerate(data["devices"]):
         _texts(device, ("spec", "kind", "name"), f"devices[{number}]")
+    _optional(data["run"], _RUN, "run")
+    for name, depth in (data["run"].get("depth") or {}).items():
+        _expect(depth, (str,), f"run.depth.{name}")
+    if data.get("differences") is not None:
+        _expect(data["differences"], (list,), "differences")
+        for number, each in enumerate(data["differences"]):
+            _texts(each, ("id", "device", "what"), f"differences[{number}]")
+    if data.get("history") is not None:
+        _history(data["history"])
     versions = {engine["version"] for engine in data["engines"]}
     specs = {device["spec"] for device in data["devices"]}
     seen = set()
@@ -95,11 +131,49 @@ def _checked(data: Any) -> dict[str, Any]:
     return dict(data)
 
 
+def _history(data: Any) -> None:
+    """What `harness.history` told of earlier runs."""
+    _expect(data, (dict,), "history")
+    for part in ("runs", "cells", "missing"):
+        _expect(data.get(part), (list,), f"history.{part}")
+    for number, run in enumerate(data["runs"]):
+        where = f"history.runs[{number}]"
+        _expect(run, (dict,), where)
+        _expect(run.get("engines"), (list,), f"{where}.engines")
+        for engine in run["engines"]:
+            _texts(engine, ("version",), f"{where}.engines")
+            _optional(engine, {"commit": (str,)}, f"{where}.engines")
+        _optional(run, {"started": (str,), "as": (dict,), "unselected": (int,)}, where)
+        for name, version in (run.get("as") or {}).items():
+            _expect(version, (str,), f"{where}.as.{name}")
+    for part in ("cells", "missing"):
+        for number, cell in enumerate(data[part]):
+            _trace(cell, len(data["runs"]), f"history.{part}[{number}]")
+
+
+def _trace(cell: Any, runs: int, where: str) -> None:
+    _texts(cell, ("id", "device", "engine"), where)
+    for name, kind in (("strip", list), ("flaky", list), ("gaps", int)):
+        _expect(cell.get(name), (kind,), f"{where}.{name}")
+    if len(cell["strip"]) != runs:
+        raise _FaultError(f"{where}: its strip is not of {runs} runs")
+    for told in cell["strip"]:
+        if told is not None and str(told).partition(" ")[0] not in VERDICTS:
+            raise _FaultError(f"{where}: unknown verdict {told!r}")
+    since = cell.get("since", "")
+    if since is not None and not (type(since) is int and 0 <= since < runs):
+        raise _FaultError(f"{where}: since {since!r} is none of {runs} runs")
+
+
 def _cell(cell: Any, where: str) -> None:
     _texts(cell, _NAMES, where)
     if cell["verdict"] not in VERDICTS:
         raise _FaultError(f"{where}: unknown verdict {cell['verdict']!r}")
     _optional(cell, _NESTED, where)
+    _optional(cell.get("resolved") or {}, _RESOLVED, f"{where}.resolved")
+    for name in ("remarks", "vouched"):
+        for number, word in enumerate(cell.get(name) or ()):
+            _expect(word, (str,), f"{where}.{name}[{number}]")
     for number, cache in enumerate(cell.get("kv") or ()):
         place = f"{where}.kv[{number}]"
         _expect(cache, (dict,), place)

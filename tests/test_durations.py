@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -149,3 +150,61 @@ def test_the_versions_recorded_last_are_kept() -> None:
     assert 50.0 == kept["c", "d", "dev0"]
     # The order outlives the file.
     assert list(kept) == list(durations.loads(durations.dumps(kept)))
+
+
+def test_a_given_file_has_a_digest(tmp_path: Path) -> None:
+    file = tmp_path / "given.json"
+    file.write_text(durations.dumps({("a", "d", "v"): 2.0}))
+    found = durations.recorded(file)
+    assert {("a", "d", "v"): 2.0} == found.durations.seconds
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == found.digest
+    assert found.trouble is None
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "schema None is not 1"),
+        (b'{"schema": 2, "engines": {}}', "schema 2 is not 1"),
+        (b'{"schema": true, "engines": {}}', "schema True is not 1"),
+    ],
+)
+def test_a_given_file_that_cannot_be_read_is_named(
+    tmp_path: Path, content: bytes, why: str
+) -> None:
+    (tmp_path / "given.json").write_bytes(content)
+    found = durations.recorded(tmp_path / "given.json")
+    assert ({}, None) == (found.durations.seconds, found.digest)
+    assert found.trouble is not None
+    assert found.trouble.startswith(f"cannot use {tmp_path}/given.json: {why}")
+    assert "split by estimates" in found.trouble
+
+
+def test_a_folder_is_no_file_of_durations(tmp_path: Path) -> None:
+    assert "Is a directory" in (durations.recorded(tmp_path).trouble or "")
+
+
+def test_a_matrix_tells_durations_under_the_keys_of_its_cells() -> None:
+    """Those of a real device go by its name, which is the same on another machine."""
+    gpu = {"spec": "GPU-1", "kind": "gpu", "name": "NVIDIA H200", "uuid": "GPU-1", "label": None}
+    cell = {
+        "id": "m-default-unset-NVIDIA_H200",
+        "model": "m",
+        "backend": "default",
+        "kv_cache_dtype": "unset",
+        "block_size": 64,
+        "tensor_parallel_size": 1,
+        "device": "GPU-1",
+        "engine": "0.33.0",
+        "verdict": "ok",
+        "end": "finished",
+        "seconds": {"model": 1.0, "total": 2.5},
+    }
+    late = {**cell, "block_size": None, "end": "timeout"}
+    none = {**cell, "block_size": None, "end": "finished", "seconds": {}}
+    never = {**cell, "block_size": 32, "end": None}
+    data = {"devices": [gpu], "cells": [cell, late, none, never]}
+    assert {("m-default-unset-block64", "NVIDIA_H200", "0.33.0"): 2.5} == durations.of_matrix(data)

@@ -282,7 +282,7 @@ def test_without_uv_the_way_to_get_it_is_told(
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(UsageError) as raised:
         interpreter("0.27.1", tmp_path)
-    assert "installing vLLM 0.27.1 needs uv, which is not here: `pip install uv`" == str(
+    assert "vLLM 0.27.1 cannot be had without uv, which is not here: `pip install uv`" == str(
         raised.value
     )
 

@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     out = Path(options.out) if options.out is not None else folders[0]
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is not a folder")
-    found = merge.merge([part.read(folder) for folder in folders], _judge())
+    found = merge.merge([part.read(folder) for folder in folders], judge())
     unread = _past(found.data, options.history) if options.history is not None else []
     write(out, found, options.budget)
     about = found.data["run"]
@@ -122,7 +122,7 @@ def tell(found: Merged, out: Path) -> list[str]:
     return [*lines, f"wrote {out}: {cells} cell{'' if cells == 1 else 's'}: {counts or 'nothing'}"]
 
 
-def _judge() -> merge.Judge:
+def judge() -> merge.Judge:
     """What judges a record; what is expected is read only where there is need."""
     found: list[Callable[[Record], Any]] = []
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.case import slug
@@ -148,10 +148,9 @@ def _sections(data: Data) -> Iterator[Section]:
     several = len(engines) > 1 or len(data["devices"]) > 1
     by = grouped(cells, state)
     failed = by.get("failing", [])
-    causes = _causes(failed, several, engines)
-    yield f"Failures: {_count(len(failed))}", causes, "causes"
+    yield f"Failures: {_count(len(failed))}", causes(failed, several, engines), "causes"
     lost = by.get("lost", [])
-    yield f"No result: {_count(len(lost))}", _causes(lost, several, engines), "causes"
+    yield f"No result: {_count(len(lost))}", causes(lost, several, engines), "causes"
     merged = data["run"].get("merged") or {}
     yield "Merged parts contradict each other", _merged(merged, "conflicts"), "cells"
     if history := data.get("history"):
@@ -165,10 +164,14 @@ def _sections(data: Data) -> Iterator[Section]:
     yield "Models", _models(cells), "models"
 
 
-def _causes(
-    cells: Sequence[Data], several: bool, engines: Mapping[str, Data]
+def causes(
+    cells: Sequence[Data],
+    several: bool,
+    engines: Mapping[str, Data],
+    more: Callable[[Sequence[Data]], str] = lambda _: "",
 ) -> list[tuple[str, int]]:
-    """A block for each verdict and reason, those of most cells first."""
+    """A block for each verdict and reason, and of how many cells it is; those of most first. `more`
+    says in Markdown what else is to be told of such cells."""
     groups = grouped(cells, lambda c: (c["verdict"], c.get("stale") or "", _alike(c)))
     blocks = []
     for (verdict, stale, alike), group in sorted(groups.items(), key=lambda item: -len(item[1])):
@@ -184,6 +187,7 @@ def _causes(
         if places:
             lines.append(f"  <br>in {_some([*places])}")
         lines.append(f"  <br>{code(_ids(group, several))}")
+        lines += [f"  <br>{told}"] if (told := more(group)) else []
         lines += _fenced(command(first, engines[first["engine"]]))
         blocks.append(("\n".join(lines), len(group)))
     return blocks

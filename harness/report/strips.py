@@ -64,7 +64,7 @@ def changed(history: Data) -> list[Data]:
 
 def _turned(cell: Data) -> bool:
     # `since` is this run itself, and some run before it gave a result.
-    return cell["since"] == len(cell["strip"]) - 1 and not cell["always"]
+    return cell["since"] == len(cell["strip"]) - 1 and not cell.get("always")
 
 
 def since(history: Data, cell: Data) -> str:
@@ -73,11 +73,11 @@ def since(history: Data, cell: Data) -> str:
         return ""
     run = history["runs"][cell["since"]]
     engine = (run.get("as") or {}).get(cell["engine"], cell["engine"])
-    when = f"{run['started'] or 'a run without a date'} (vLLM {engine})"
+    when = f"{run.get('started') or 'a run without a date'} (vLLM {engine})"
     if cell["since"] == len(cell["strip"]) - 1:
         when = "this run"
     gaps = f", {_runs(cell['gaps'])} without a result" if cell["gaps"] else ""
-    return f"{'at least ' if cell['always'] else ''}since {when}{gaps}"
+    return f"{'at least ' if cell.get('always') else ''}since {when}{gaps}"
 
 
 def _runs(number: int) -> str:
@@ -122,7 +122,7 @@ def terminal(screen: Screen, history: Data) -> list[str]:
     before = len(history["runs"]) - 1
     if not before:
         return screen.lines("History: no earlier run has any of these cells", "dim")
-    first = screen.clean(str(history["runs"][0]["started"]))
+    first = screen.clean(str(history["runs"][0].get("started")))
     lines = screen.lines(f"History: {_runs(before)} before this one, from {first} on", "bold")
     for title, style, cells in _sections(history):
         if not cells:

@@ -3,7 +3,8 @@
 Run as an engine's interpreter would be (`tests/chaos/planted.py` writes the wrapper): the
 kv_cache_dtype of a cell names what it does; any other name is `fine`. Planning, facts and preflight
 answer as the wrapper's variables say: CHAOS_PLATFORM, CHAOS_DTYPES, CHAOS_WEIGHTS (bytes),
-CHAOS_LOSES (the reduced model has another page), CHAOS_MISLED (slices above 0 are other devices).
+CHAOS_LOSES (the reduced model has another page), CHAOS_MISLED (slices above 0 are other devices),
+CHAOS_BECOMES (what every cell does, whatever its kv_cache_dtype).
 """
 
 from __future__ import annotations
@@ -224,7 +225,8 @@ def main(arguments: list[str]) -> int:
         if os.environ.get("CHAOS_DTYPES") and request["depth"] == "allocate":
             plan(request)
             return
-        ACTS.get(request["case"]["kv_cache_dtype"], fine)(request)
+        act = os.environ.get("CHAOS_BECOMES") or request["case"]["kv_cache_dtype"]
+        ACTS.get(act, fine)(request)
 
     server = Server(body, replies, warm=warm)
     server.say({"ready": {"forks": True}})

@@ -41,11 +41,12 @@ def test_the_overview_counts_and_leads_to_each_table(show):
     tab = opened.at()
     heads = tab.eval_on_selector_all("#overview thead th", "all => all.map(e => e.textContent)")
     assert ["device", f"vLLM {HERE}", f"vLLM {OLD}"] == heads
-    jumps = [jump.text_content() for jump in tab.query_selector_all(".jump")]
+    jumps = [jump.text_content() for jump in tab.query_selector_all(".lead")]
     assert 3 == len(jumps)
+    assert all(jump.bounding_box()["x"] > 0 for jump in tab.query_selector_all(".lead"))
     assert "broken 1, " in jumps[2] and "ok 1, " in jumps[2]
     assert 1 == tab.locator("#overview td.none").count()
-    tab.click(".jump >> nth=2")
+    tab.click(".lead >> nth=2")
     assert f"{H200}, vLLM {OLD}" == tab.evaluate("document.activeElement.textContent")
     assert not opened.at("model=nobody").is_visible("#overview")
 

@@ -279,6 +279,20 @@ def test_print_has_all_cells(show):
     assert 4000 == tab.locator(".c").count()
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_print_is_black_on_white(show, scheme):
+    tab = show(many()[:40], color_scheme=scheme).at()
+    tab.click("#theme")
+    tab.click("#theme")
+    assert "dark" == tab.evaluate("document.documentElement.dataset.theme")
+    tab.emulate_media(media="print", color_scheme=scheme)
+    of = "e => [getComputedStyle(e).backgroundColor, getComputedStyle(e).color]"
+    for what in ("body", "thead th", "tr.d th", ".n"):
+        back, text = tab.eval_on_selector(what, of)
+        assert back in ("rgb(255, 255, 255)", "rgb(246, 247, 249)", "rgba(0, 0, 0, 0)")
+        assert max(map(int, text.removeprefix("rgb(").removesuffix(")").split(", "))) < 140
+
+
 def test_a_run_without_cells(show):
     assert "This run has no cells." == show([]).at().inner_text("#empty")
 

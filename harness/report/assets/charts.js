@@ -38,7 +38,8 @@ function bars(title, unit, groups, width) {
   const narrow = width < 560;
   const names = Math.max(...groups.map((group) => wide(group.name, "650 11.5px")));
   const side = narrow ? 0 : Math.ceil(Math.min(220, Math.max(80, names + 14)));
-  const room = narrow ? Math.round(width * 0.38) : Math.max(120, width - side - 320);
+  const labels = 16 + Math.max(...groups.flatMap((group) => group.bars.map((bar) => wide(bar.label, "11.5px"))));
+  const room = Math.max(120, Math.floor(width - side - Math.min(labels, narrow ? width * 0.6 : 340)));
   const axis = scaleOf(groups.flatMap((group) => group.bars.map((bar) => bar.value)), narrow ? 3 : 6);
   const scale = (value) => axis.at(value) * room;
   const drawing = svg("svg", { role: "img", "aria-label": title, width });
@@ -142,7 +143,9 @@ function choice(label, key, values, chosen, names = values) {
 const chosenOf = (key, values, other) => (values.includes(state.chart[key]) ? state.chart[key] : other);
 
 function showCharts() {
-  const width = Math.max(280, Math.min(1240, $("main").clientWidth - 32));
+  // As the style sheet has it: side by side where there is room for both.
+  const whole = $("main").clientWidth - 32;
+  const width = Math.max(280, Math.min(1240, whole >= 1700 ? Math.floor((whole - 48) / 2) : whole));
   const places = facets.map((facet) => facet.key);
   const matching = data.cells.filter((cell) => matches(cell));
   const where = chosenOf("place", places, matching.length ? place(matching[0]) : places[0]);

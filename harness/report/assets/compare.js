@@ -37,11 +37,11 @@ function inWords(cell) {
     const device = get(other, "device") !== get(cell, "device");
     const words = engine === device ? "" : differs(cell, other);
     if (!words) continue;
-    const key = `${engine ? "with" : "on"} ${words}`;
-    if (!groups.has(key)) groups.set(key, { words, where: [] });
-    groups.get(key).where.push(engine ? `with vLLM ${get(other, "engine")}` : `on ${get(other, "device")}`);
+    const key = `${engine} ${words}`;
+    if (!groups.has(key)) groups.set(key, { words, before: engine ? "with vLLM" : "on", where: [] });
+    groups.get(key).where.push(get(other, engine ? "engine" : "device"));
   }
-  return [...groups.values()].map(({ words, where }) => el("li", {}, el("b", {}, where.join(", ")), `: ${words}`));
+  return [...groups.values()].map(({ words, before, where }) => el("li", {}, el("b", {}, `${before} ${where.join(", ")}`), `: ${words}`));
 }
 
 /** A table of devices and engines that leads to the same case there. */

@@ -82,7 +82,7 @@ function columnWidth(facet, name) {
       if (page !== null) most = Math.max(most, 20 + (flag(cell) ? 6 : 0) + (isFlaky(cell) ? 9 : 0) + wide(number(page), "12px"));
     }
   }
-  return Math.ceil(Math.min(most, 150)) + 14;
+  return Math.ceil(Math.min(most, 112)) + 14;
 }
 
 function tableHtml(facet) {

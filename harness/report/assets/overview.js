@@ -1,11 +1,8 @@
 // Where one is: the verdicts of each device with each engine, and what is news since the baseline.
-const TONES = { ok: "good", rejected: "dim", skipped: "skip", known: "known" };
-
 /** How many of each verdict, what fails first: [element, ...]; in words for a screen reader. */
 function tallyOf(tally, columns = null) {
-  const names = [...Object.keys(data.verdicts).filter((name) => !(name in TONES)), "known", "ok", "rejected", "skipped"];
   const blank = () => el("span", { class: "n" });
-  return names.filter((name) => (columns ? columns.has(name) : tally[name])).map((name) => !tally[name] ? blank() :
+  return VERDICT_ORDER.filter((name) => (columns ? columns.has(name) : tally[name])).map((name) => !tally[name] ? blank() :
     el("span", { class: `n ${TONES[name] || "bad"}`, title: `${number(tally[name])} ${name}` },
       el("span", { class: "g", "aria-hidden": "true" }, name === "known" ? "k" : glyph(name)),
       el("span", { class: "vh" }, ` ${name} `), number(tally[name]), el("span", { class: "vh" }, ", ")),
@@ -26,7 +23,7 @@ function showOverview() {
     const cells = versions.map((version) => {
       const facet = seen.find((one) => one.spec === spec && one.version === version);
       if (!facet) return el("td", { class: "none" }, el("span", { class: "vh" }, "none"));
-      const button = el("button", { type: "button", class: "jump" }, el("span", { class: "vh" }, `${facet.title}: `), tallyOf(facet.tally, columns[version]));
+      const button = el("button", { type: "button", class: "lead" }, el("span", { class: "vh" }, `${facet.title}: `), tallyOf(facet.tally, columns[version]));
       button.addEventListener("click", () => goTo(facet));
       return el("td", {}, button);
     });

@@ -188,6 +188,8 @@ function startControls() {
 buildFacets();
 buildFilters(changed);
 buildBaseline(changed);
+// On a phone it would push the cells out of sight.
+$("overview").open = !matchMedia("(max-width: 700px)").matches;
 startTheme();
 startControls();
 startKeys();

@@ -115,10 +115,14 @@ function buildFilters(changed) {
   buildVerdicts(changed);
 }
 
+const TONES = { ok: "good", rejected: "dim", skipped: "skip", known: "known" };
+/** What fails stands first. */
+const VERDICT_ORDER = [...Object.keys(data.verdicts).filter((name) => !(name in TONES)), "known", "ok", "rejected", "skipped"];
+
 function buildVerdicts(changed) {
   const found = new Set(data.cells.map(filterVerdict));
-  for (const name of [...Object.keys(data.verdicts), "known"].filter((verdict) => found.has(verdict))) {
-    const toneOf = { ok: "good", rejected: "dim", skipped: "skip", known: "known" }[name] || "bad";
+  for (const name of VERDICT_ORDER.filter((verdict) => found.has(verdict))) {
+    const toneOf = TONES[name] || "bad";
     const meaning = name === "known" ? "failures that are known, with a link" : data.verdicts[name][1];
     const button = el(
       "button",
