@@ -16,18 +16,17 @@ from typing import Any
 
 import pytest
 
-from harness import diff, durations, matrix, nights, output, safe, versus
+from harness import diff, durations, matrix, nights, output, safe, summary, versus
 from harness.errors import EXIT_INFRA, InfraError, UsageError
 from harness.matrix import Outcome
 from harness.plan import Cell
 from harness.progress import Progress, line
 from harness.record import loads, to_json
-from harness.report import changes, files, strips
 from harness.report import differences as report
+from harness.report import files
 from harness.report.changes import Sheet
 from harness.session import Run
-from harness.terminal import render
-from harness.view import MIN_WIDTH, Screen
+from harness.view import Screen
 
 SECONDS_BETWEEN_LINES = 15.0
 """How often progress is printed where it cannot be rewritten in place (a CI log)."""
@@ -123,7 +122,7 @@ class Board:
         """Write, but let a full disk cost the file alone: the run goes on, and says so."""
         try:
             write()
-        except InfraError as error:
+        except (InfraError, UsageError) as error:
             self._trouble = str(error)
             self._records = None
 
@@ -260,24 +259,10 @@ class Board:
         writer = terminalreporter._tw
         terminalreporter.ensure_newline()
         terminalreporter.write_line("")
-        outcomes = self.outcomes()
-        text = render(
-            [matrix.view(outcome) for outcome in outcomes],
-            width=writer.fullwidth,
-            color=writer.hasmarkup,
-            unicode=_unicode(),
-            titles=self._titles(),
-            differences=versus.differences(outcomes),
-        )
-        for row in text.splitlines():
+        screen = Screen(writer.fullwidth, writer.hasmarkup, _unicode())
+        rows = summary.rows(self._run, self.outcomes(), screen, self._since, self._history)
+        for row in rows:
             writer.line(row)
-        screen = Screen(max(writer.fullwidth, MIN_WIDTH), writer.hasmarkup, _unicode())
-        if self._since is not None:
-            for row in (*changes.terminal(screen, self._since), ""):
-                writer.line(row)
-        if self._history is not None:
-            for row in (*strips.terminal(screen, self._history), ""):
-                writer.line(row)
         for fault in self._unread:
             writer.line(f"kvmatrix: {safe.printable(fault)}", yellow=True)
         if self._trouble:
@@ -285,18 +270,6 @@ class Board:
         else:
             names = ", ".join(("matrix.json", *files.NAMES))
             writer.line(f"{names} and records.jsonl are in {self._run.options.out}")
-
-    def _titles(self) -> dict[tuple[str, str], str]:
-        titles = {}
-        for engine in self._run.engines:
-            for device in self._run.options.devices:
-                parts = [device.kind] if device.real else ["virtual"]
-                if device.capability is not None:
-                    parts.insert(0, "SM{}{}".format(*device.capability))
-                if device.real:
-                    parts.insert(0, device.name)
-                titles[engine.version, device.spec] = ", ".join(parts)
-        return titles
 
 
 def _unicode() -> bool:
