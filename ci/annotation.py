@@ -15,7 +15,7 @@ from harness import diff
 from harness.change import Change, case_of, state
 from harness.diff import Diff
 from harness.errors import EXIT_INFRA
-from harness.report import changes, differences, markdown
+from harness.report import changes, differences, markdown, strips
 from harness.report.bisection import COMPARE
 from harness.report.changes import code
 from harness.view import Screen
@@ -30,7 +30,8 @@ NEWS = 20
 """Causes of new failures that are told one by one."""
 
 _SCREEN = Screen(0, color=False, unicode=True)
-_COMMIT = re.compile(r"[0-9a-f]{7,40}")
+_COMMIT = re.compile(r"g?([0-9a-f]{7,40})")
+"""As `git describe` has it, and so vLLM's version: behind a `g`."""
 _OWNER = re.compile(r"@[A-Za-z0-9](?:[A-Za-z0-9/_.-]{0,80}[A-Za-z0-9])?")
 
 
@@ -53,7 +54,9 @@ def style(data: Mapping[str, Any], news: Diff | None, about: About) -> str:
     if found == 1:
         return "error"
     failing = any(state(cell) in ("failing", "lost") for cell in data["cells"])
-    return "warning" if found or failing else "success"
+    # What vanished is no failure, and no success either.
+    gone = news is not None and any(c.kind == diff.VANISHED for c in news.changes)
+    return "warning" if found or failing or gone else "success"
 
 
 def exit_code(data: Mapping[str, Any], news: Diff | None, about: About) -> int:
@@ -61,13 +64,13 @@ def exit_code(data: Mapping[str, Any], news: Diff | None, about: About) -> int:
     with), 75 where results are missing, else 0. That a cell never reported is no news of vLLM's:
     its shard was cut off."""
     states = {state(cell) for cell in data["cells"] if cell["verdict"] != "notrun"}
-    if "failing" in states if news is None else bool(_failures(news)):
+    if "failing" in states if news is None else bool(failures(news)):
         return 1
     whole = data["cells"] and all(cell["verdict"] != "notrun" for cell in data["cells"])
     return EXIT_INFRA if about.missing or "lost" in states or not whole else 0
 
 
-def _failures(news: Diff) -> list[Change]:
+def failures(news: Diff) -> list[Change]:
     """New failures that a cell itself reported."""
     return [c for c in news.changes if c.kind == diff.NEW and c.new != "notrun"]
 
@@ -97,12 +100,19 @@ def render(
     return head + before + markdown.render(data, left) + after
 
 
+def nothing(missing: Sequence[str]) -> str:
+    """The annotation of a build of which no shard left anything."""
+    lines = ["### KV cache: NO RESULT, no shard left anything", ""]
+    lines.append("Nothing is known of this build: neither a pass nor a failure.")
+    return "\n".join([*lines, "", *(f"- {_code(text)}" for text in missing)]) + "\n"
+
+
 def _headline(
     data: Mapping[str, Any], news: Diff | None, old: Mapping[str, Any] | None, about: About
 ) -> list[str]:
     counts = news.counts() if news is not None else {}
     if news is not None:
-        counts = {**counts, diff.NEW: len(_failures(news))}
+        counts = {**counts, diff.NEW: len(failures(news))}
     lost = sum(cell["verdict"] == "notrun" for cell in data["cells"])
     parts = [f"{counts[kind]} {name}" for kind, name in _COUNTED.items() if counts.get(kind)]
     if fresh := counts.get(diff.NEW):
@@ -138,9 +148,10 @@ def _between(data: Mapping[str, Any], old: Mapping[str, Any]) -> str:
         next((str(e["commit"]) for e in each["engines"] if e.get("commit")), "")
         for each in (old, data)
     ]
-    if ends[0] == ends[1] or not all(_COMMIT.fullmatch(end) for end in ends):
+    one, other = (_COMMIT.fullmatch(end) for end in ends)
+    if one is None or other is None or one[1] == other[1]:
         return ""
-    return f" ([the commits between]({COMPARE}/{ends[0]}...{ends[1]}))"
+    return f" ([the commits between]({COMPARE}/{one[1]}...{other[1]}))"
 
 
 def _links(about: About) -> list[str]:
@@ -153,7 +164,7 @@ def _new(
     data: Mapping[str, Any], news: Diff, old: Mapping[str, Any], about: About
 ) -> list[list[str]]:
     """Blocks of lines: the causes of new failures, those of most cells first."""
-    keys = {(c.case, c.device, c.engine): c for c in _failures(news)}
+    keys = {(c.case, c.device, c.engine): c for c in failures(news)}
     cells = [
         cell for cell in data["cells"] if (case_of(cell), cell["device"], cell["engine"]) in keys
     ]
@@ -178,14 +189,22 @@ def _seen(
     was = [keys[case_of(c), c["device"], c["engine"]].old for c in group]
     before = ", ".join(dict.fromkeys("not there" if w is None else str(w) for w in was))
     first, last = data["run"].get("started"), old["run"].get("started")
+    past = strips.told(data)
+    words = {
+        past[key]["since"]
+        for c in group
+        if (key := (case_of(c).id, c["device"], c["engine"])) in past
+    } - {"", "since this run"}
     seen = f"first seen {_code(first)}" if first else "first seen in this run"
+    if words:
+        seen = f"failing {_code(min(words))}"
     return f"{seen}; before{f' ({_code(last)})' if last else ''}: {_code(before)}"
 
 
 def _rest(news: Diff, old: Mapping[str, Any], data: Mapping[str, Any]) -> list[list[str]]:
     """Blocks of lines: what is news and no new failure."""
-    failures = set(_failures(news))
-    others = replace(news, changes=tuple(c for c in news.changes if c not in failures))
+    told = set(failures(news))
+    others = replace(news, changes=tuple(c for c in news.changes if c not in told))
     if not others.changes:
         return []
     text = changes.markdown(differences.sheet(others, old, data))

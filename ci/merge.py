@@ -7,18 +7,18 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ci import annotation
-from ci.agent import Agent
+from ci import annotation, baseline
+from ci.agent import Agent, Told
 from ci.annotation import About
 from ci.shard import DURATIONS, RECORDED
 from harness import diff, durations, merge, nights, output, part, result, safe
-from harness.case import slug
 from harness.commands import report
 from harness.diff import Diff
 from harness.errors import EXIT_INFRA, EXIT_USAGE, InfraError, UsageError
@@ -73,47 +73,62 @@ def _parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace, agent: Agent) -> int:
     """The exit code of the epilog. UsageError and InfraError where there can be no report."""
-    shards, out, environ = Path(options.shards), Path(options.out), agent.environ
-    for step in options.steps:
-        told = agent.download(f"{options.shards}/{step}-*/*", Path(), step=step)
-        if not told.ok:
-            say(f"{told.why}; the shards of {step} are those that are in {shards}")
-    parts, missing = read(shards, options.steps)
+    out = Path(options.out)
+    parts, missing = read(_shards(options, agent), options.steps)
     if not parts:
-        raise InfraError(f"{shards} has no shard of {', '.join(options.steps)}: none left anything")
+        _nothing(options, agent, missing)
+        raise InfraError(f"no shard of {', '.join(options.steps)} left anything")
     found = merge.merge(parts, report.judge())
     data = found.data
     merged = data["run"]["merged"]
     merged["faults"] = sorted({*merged["faults"], *missing})
-    branch = environ.get("BUILDKITE_BRANCH", "")
-    old = _baseline(options, branch, agent)
+    history = None
+    if options.history is not None:
+        nights.check(Path(options.history))
+        history = baseline.home(Path(options.history), agent.environ.get("BUILDKITE_BRANCH", ""))
+    old = _baseline(options, history, agent, str(data["run"].get("started") or ""))
     news = None
     if old is not None:
         news = diff.diff(old, data)
         data["baseline"] = news.to_json()
-    if options.history is not None:
-        past, faults = nights.tell(Path(options.history), data)
+    if history is not None:
+        past, faults = nights.tell(history, data)
         data["history"] = past.to_json()
         for fault in faults:
             say(fault)
     report.write(out, found, markdown.LIMIT)
-    recorded = durations.merged(
-        durations.recorded(RECORDED).durations.seconds, durations.of_matrix(data)
-    )
-    output.write_whole(out / DURATIONS, durations.dumps(recorded))
+    before = durations.recorded(RECORDED).durations.seconds
+    seconds = durations.merged(before, durations.of_matrix(data))
+    output.write_whole(out / DURATIONS, durations.dumps(seconds))
     about = About(
         (*missing, *_conflicts(merged)),
-        tuple(environ.get("KVMATRIX_OWNERS", "").split()),
+        tuple(agent.environ.get("KVMATRIX_OWNERS", "").split()),
         {name: f"{options.out}/{file}" for name, file in LINKS.items()},
     )
     code = annotation.exit_code(data, news, about)
     _tell(options, data, news, old, about, agent)
-    if options.history is not None:
-        _remember(Path(options.history), branch, data)
+    if history is not None:
+        whole = not missing and all(c["verdict"] not in baseline.NO_RESULT for c in data["cells"])
+        _remember(history, agent, data, data if whole else baseline.carried(data, old))
     return code
 
 
 # ---- Shards --------------------------------------------------------------------------------------
+
+
+def _shards(options: argparse.Namespace, agent: Agent) -> Path:
+    """Where the build's shards are: as downloaded, into a folder that has none of another build;
+    or, where they cannot be, those that lie here."""
+    fresh = Path(options.out) / "downloaded"
+    shutil.rmtree(fresh, ignore_errors=True)
+    for step in options.steps:
+        told = agent.download(f"{options.shards}/{step}-*/*", fresh, step=step)
+        if not told.ok:
+            say(told.why)
+    if (fresh / options.shards).is_dir():
+        return fresh / str(options.shards)
+    say(f"no shard was downloaded; those that are in {options.shards} are merged")
+    return Path(options.shards)
 
 
 def read(folder: Path, steps: Sequence[str]) -> tuple[list[Part], list[str]]:
@@ -179,7 +194,9 @@ def _conflicts(merged: Mapping[str, Any]) -> Iterator[str]:
 # ---- What it is compared with --------------------------------------------------------------------
 
 
-def _baseline(options: argparse.Namespace, branch: str, agent: Agent) -> dict[str, Any] | None:
+def _baseline(
+    options: argparse.Namespace, history: Path | None, agent: Agent, started: str
+) -> dict[str, Any] | None:
     """The run to compare with; None where there is none yet, or it cannot be had."""
     if options.baseline is not None:
         return result.load(Path(options.baseline))
@@ -190,27 +207,18 @@ def _baseline(options: argparse.Namespace, branch: str, agent: Agent) -> dict[st
             with contextlib.suppress(UsageError):
                 return result.load(Path(scratch) / name)
             say(f"build {options.baseline_build} has no {name} to compare with: {told.why}")
-    if options.history is not None:
-        path = _last(Path(options.history), branch)
-        if path.exists():
-            try:
-                return result.load(path)
-            except UsageError as error:
-                say(f"{error}; there is nothing to compare with")
-    return None
+    if history is None:
+        return None
+    return baseline.load(history, agent.environ.get("BUILDKITE_BUILD_ID", ""), started)
 
 
-def _last(history: Path, branch: str) -> Path:
-    """Where the last run of a branch lies whole."""
-    return history / "last" / f"{slug(branch) or 'no-branch'}.json"
-
-
-def _remember(history: Path, branch: str, data: Mapping[str, Any]) -> None:
-    """Add the run to the history, and keep it to compare the next one with."""
+def _remember(
+    history: Path, agent: Agent, data: Mapping[str, Any], kept: Mapping[str, Any]
+) -> None:
+    """Add the run to the history, and keep what the next one is compared with."""
     try:
         nights.append(history, data)
-        kept = {name: value for name, value in data.items() if name not in ("history", "baseline")}
-        output.write_whole(_last(history, branch), json.dumps(kept) + "\n")
+        baseline.keep(history, agent.environ.get("BUILDKITE_BUILD_ID", ""), kept)
     except InfraError as error:
         say(f"{error}; this run is not part of the history")
 
@@ -229,18 +237,35 @@ def _tell(
     """The annotation, as a file and on the build; artifacts; meta-data."""
     body = safe.mask(annotation.render(data, news, old, about), agent.environ)
     output.write_whole(Path(options.out) / "annotation.md", body)
-    context = agent.environ.get("KVMATRIX_ANNOTATION_CONTEXT") or CONTEXT
-    fresh = str(news.counts()[diff.NEW]) if news is not None else "unknown"
-    for told in (
+    fresh = str(len(annotation.failures(news))) if news is not None else "unknown"
+    _say_all(
         agent.upload(f"{options.out}/*"),
-        agent.annotate(body, context, annotation.style(data, news, about)),
+        _annotate(agent, body, annotation.style(data, news, about)),
         agent.set("kvmatrix-counts", json.dumps(data["run"]["counts"])),
         agent.set("kvmatrix-new-failures", fresh),
-    ):
-        if not told.ok:
-            say(f"{told.why}; {options.out}/ has it all")
+    )
     # What a log is read for; the rest is in the files.
     print(body.partition("\n<details>")[0], flush=True)
+
+
+def _nothing(options: argparse.Namespace, agent: Agent, missing: Sequence[str]) -> None:
+    """Say that there is no result at all: it is the exit code of infrastructure, and must not pass
+    for a quiet night."""
+    body = safe.mask(annotation.nothing(missing), agent.environ)
+    with contextlib.suppress(InfraError):
+        output.write_whole(Path(options.out) / "annotation.md", body)
+    _say_all(_annotate(agent, body, "error"), agent.set("kvmatrix-new-failures", "unknown"))
+    print(body, flush=True)
+
+
+def _annotate(agent: Agent, body: str, style: str) -> Told:
+    return agent.annotate(body, agent.environ.get("KVMATRIX_ANNOTATION_CONTEXT") or CONTEXT, style)
+
+
+def _say_all(*tolds: Told) -> None:
+    for told in tolds:
+        if not told.ok:
+            say(told.why)
 
 
 if __name__ == "__main__":

@@ -108,6 +108,27 @@ def merge(parts: Iterable[Part], judge: Judge) -> Merged:
     return Merged(data, records)
 
 
+def lacking(parts: Iterable[Part]) -> list[str]:
+    """A line for each run of which some shards are among the parts and others are not. Shards are
+    of one run where they ran on the same kinds of devices with the same engines."""
+    runs: dict[str, dict[int, int]] = {}
+    for part in parts:
+        matrix = part.matrix or {"run": {}}
+        shard = matrix["run"].get("shard") or {}
+        if isinstance(shard.get("count"), int) and isinstance(shard.get("index"), int):
+            kinds = sorted({(d["kind"], d["name"]) for d in matrix["devices"]})
+            engines = sorted(engine["version"] for engine in matrix["engines"])
+            seen = runs.setdefault(joined.text([kinds, engines]), {})
+            seen[shard["index"]] = shard["count"]
+    found = []
+    for seen in runs.values():
+        count = max(seen.values())
+        gone = [str(index) for index in range(1, count + 1) if index not in seen]
+        if gone:
+            found.append(f"shard {', '.join(gone)} of {count} is not among the parts")
+    return found
+
+
 def _made_of(part: Part) -> Sequence[str]:
     before = (part.matrix or {}).get("run", {}).get("merged") or {}
     return before.get("parts") or [part.name]

@@ -30,7 +30,8 @@ def add(commands: Any) -> None:
         "several folders have is named, and where they disagree the worst is kept. Records without "
         "a verdict, as those of a run that was cut off, are judged as of now.",
         epilog="example: kvmatrix report shard-1 shard-2 shard-3 --out matrix; exit code: 0 "
-        "written, 1 written, but shards contradict each other or something could not be read, "
+        "written, 1 written, but shards are missing or contradict each other or something could not be "
+        "read, "
         "2 usage, 75 the disk did not take it. Whether cells fail is in the files.",
     )
     command.add_argument("folders", nargs="+", metavar="DIR", help="--matrix-out of a run or shard")
@@ -64,7 +65,12 @@ def run(options: argparse.Namespace) -> int:
     out = Path(options.out) if options.out is not None else folders[0]
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is not a folder")
-    found = merge.merge([part.read(folder) for folder in folders], judge())
+    parts = [part.read(folder) for folder in folders]
+    found = merge.merge(parts, judge())
+    if options.out is not None:
+        # A shard that is reported on where it lies is all that was meant.
+        merged = found.data["run"]["merged"]
+        merged["faults"] = sorted({*merged["faults"], *merge.lacking(parts)})
     unread = _past(found.data, options.history) if options.history is not None else []
     write(out, found, options.budget)
     about = found.data["run"]

@@ -4,7 +4,7 @@ function tallyOf(tally, columns = null) {
   const blank = () => el("span", { class: "n" });
   return VERDICT_ORDER.filter((name) => (columns ? columns.has(name) : tally[name])).map((name) => !tally[name] ? blank() :
     el("span", { class: `n ${TONES[name] || "bad"}`, title: `${number(tally[name])} ${name}` },
-      el("span", { class: "g", "aria-hidden": "true" }, name === "known" ? "k" : glyph(name)),
+      el("span", { class: "g", "aria-hidden": "true" }, signOf(name)),
       el("span", { class: "vh" }, ` ${name} `), number(tally[name]), el("span", { class: "vh" }, ", ")),
   );
 }

@@ -44,8 +44,11 @@ function writeHash(step = false) {
   else history.replaceState(null, "", address);
 }
 
-/** The verdict by which a cell is filtered: a known failure is `known`, whatever its verdict. */
-const filterVerdict = (cell) => (get(cell, "known") && !get(cell, "stale") ? "known" : get(cell, "verdict"));
+/** The verdict by which a cell is filtered and counted: a known failure is `known`, and one that is
+ * no longer as known.yaml has it is `stale`, which fails the run, whatever their verdict. */
+const filterVerdict = (cell) => (get(cell, "stale") ? "stale" : get(cell, "known") ? "known" : get(cell, "verdict"));
+/** The sign of such a verdict. */
+const signOf = (name) => ({ known: "k", stale: "s" })[name] || glyph(name);
 
 /** True where the filters and the search let a cell through; `less` is a filter to leave out. */
 function matches(cell, less = "") {
@@ -117,17 +120,18 @@ function buildFilters(changed) {
 
 const TONES = { ok: "good", rejected: "dim", skipped: "skip", known: "known" };
 /** What fails stands first. */
-const VERDICT_ORDER = [...Object.keys(data.verdicts).filter((name) => !(name in TONES)), "known", "ok", "rejected", "skipped"];
+const VERDICT_ORDER = [...Object.keys(data.verdicts).filter((name) => !(name in TONES)), "stale", "known", "ok", "rejected", "skipped"];
+const MEANINGS = { known: "failures that are known, with a link", stale: "known entries that no longer hold: each fails the run" };
 
 function buildVerdicts(changed) {
   const found = new Set(data.cells.map(filterVerdict));
   for (const name of VERDICT_ORDER.filter((verdict) => found.has(verdict))) {
     const toneOf = TONES[name] || "bad";
-    const meaning = name === "known" ? "failures that are known, with a link" : data.verdicts[name][1];
+    const meaning = MEANINGS[name] || data.verdicts[name][1];
     const button = el(
       "button",
       { type: "button", class: `verdict ${toneOf}`, "data-verdict": name, "aria-pressed": "false", title: meaning },
-      el("span", { class: "g", "aria-hidden": "true" }, name === "known" ? "k" : glyph(name)),
+      el("span", { class: "g", "aria-hidden": "true" }, signOf(name)),
       ` ${name} `,
       el("b", {}),
     );
