@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ci import annotation
 from ci.annotation import About
-from harness import diff
+from harness import diff, history, night
 from harness.errors import EXIT_INFRA
 from tests.results import cell, matrix
 
@@ -60,13 +60,14 @@ def test_no_cells_are_no_success() -> None:
 
 def test_what_is_new_leads_with_reason_owner_commits_and_command() -> None:
     old, new = matrix(cell(), cell("broken", "fp8")), matrix(cell("broken"), cell("broken", "fp8"))
-    old["engines"][0]["commit"], new["engines"][0]["commit"] = "a" * 40, "b" * 40
+    # As vLLM's own version has it.
+    old["engines"][0]["commit"], new["engines"][0]["commit"] = "g4ba787ec9", "gced6857af"
     new["run"]["started"] = "2026-01-02T03:00:00Z"
     text = made(new, old)[2]
     head = text.partition("<details>")[0]
     order = [
         "### KV cache: 1 NEW FAILURE, 1 still failing",
-        f"compare/{'a' * 40}...{'b' * 40}",
+        "compare/4ba787ec9...ced6857af",
         "[the matrix](artifact://matrix/matrix.html)",
         "#### New failures: @vllm-project/kv-cache @x, please look",
         "why it is broken",
@@ -88,6 +89,20 @@ def test_a_page_that_changed_though_green_is_told() -> None:
     assert (0, "success") == (code, style)
     assert "no new failure, 1 changed" in text
     assert "65536 -> 999" in text
+
+
+def test_what_vanished_is_no_success() -> None:
+    assert (0, "warning") == made(matrix(cell()))[:2]
+
+
+def test_since_when_it_fails_is_what_the_history_knows() -> None:
+    new = matrix(cell("broken"))
+    runs = [matrix(cell("broken"))]
+    runs[0]["run"]["started"] = "2025-12-30T00:00:00Z"
+    past = [night.parse("x", night.lines(each))[0] for each in runs]
+    new["history"] = history.history(new, past).to_json()
+    text = made(new, matrix(cell()))[2]
+    assert "failing `at least since 2025-12-30T00:00:00Z" in text
 
 
 HOSTILE = "<script>`x`@all\x1b[31m\0|</details>\n### x"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.merge import Judge, Merged, merge
+from harness.merge import Judge, Merged, lacking, merge
 from harness.part import Part
 from harness.record import Record
 from tests.results import H200, cache, cell, gpu, matrix
@@ -56,6 +56,22 @@ def ids(found: Merged) -> list[str]:
 
 def verdicts(found: Merged) -> list[str]:
     return [each["verdict"] for each in found.data["cells"]]
+
+
+def shard(index: int, count: int, *devices: dict[str, Any]) -> Part:
+    made = matrix(devices=devices or (H200,))
+    made["run"]["shard"] = {"index": index, "count": count, "durations": None}
+    return Part(str(index), made, ())
+
+
+def test_shards_that_are_not_among_the_parts_are_named() -> None:
+    assert [] == lacking([shard(1, 2), shard(2, 2), part("whole", cell())])
+    assert ["shard 3, 4 of 4 is not among the parts"] == lacking([shard(2, 4), shard(1, 4)])
+    assert ["shard 2 of 2 is not among the parts"] == lacking([shard(1, 2)])
+    # GPUs of one name are one kind of device, slices of another are another run's.
+    slices = (gpu(3, name="MIG 1g"),)
+    found = lacking([shard(1, 2, gpu(1)), shard(2, 2, gpu(2)), shard(1, 3, *slices)])
+    assert ["shard 2, 3 of 3 is not among the parts"] == found
 
 
 def test_shards_are_one_run() -> None:

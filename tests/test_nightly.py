@@ -51,6 +51,7 @@ class Night:
         self.folder = folder
         self.home = folder / "checkout"
         self.home.mkdir()
+        self.build, self.branch = "build-1", "main"
         for part in ("conftest.py", "pyproject.toml", "cases", "ci", "harness", "tests"):
             copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
             copy(ROOT / part, self.home / part)
@@ -72,7 +73,8 @@ class Night:
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
             "KVMATRIX_CACHE": str(self.folder / "cache"),
             "TMPDIR": str(self.folder),
-            "BUILDKITE_BRANCH": "main",
+            "BUILDKITE_BRANCH": self.branch,
+            "BUILDKITE_BUILD_ID": self.build,
             "BUILDKITE_ARTIFACT_PATHS": ";".join(step.get("artifact_paths", ())),
         }
         if job is not None:
@@ -112,6 +114,7 @@ class Night:
 
     def next(self) -> None:
         """The next build: nothing of this one is left but the history."""
+        self.build += "1"
         shutil.rmtree(self.folder / "store")
         shutil.rmtree(self.home / "matrix")
         stub_agent.install(self.folder / "bin", self.folder / "store")
@@ -190,7 +193,7 @@ def test_the_second_night_is_red_only_for_what_is_new(tmp_path: Path) -> None:
     assert "3 still failing" in body
 
     # What passed last night fails in this one.
-    last = tmp_path / "history" / "last" / "main.json"
+    last = max((tmp_path / "history" / "main" / "last").iterdir())
     data = json.loads(last.read_text())
     for cell in data["cells"]:
         if cell["id"] == "dsv4-default-segfault":
@@ -208,7 +211,61 @@ def test_the_second_night_is_red_only_for_what_is_new(tmp_path: Path) -> None:
     assert "before" in head and "`rejected`" in head
     assert "test_cell[dsv4-default-segfault]' --device virtual:h200" in head  # to see it again
     assert "1" == night.told()["kvmatrix-new-failures"]
-    assert 3 == len(list((tmp_path / "history").glob("*.jsonl")))
+    assert 3 == len(list((tmp_path / "history" / "main").glob("*.jsonl")))
+
+    # The same merge once more, as Buildkite tries one again: it is red as before.
+    assert 1 == night.run("merge")[0]
+    assert "1 NEW FAILURE" in night.annotation()[1]
+
+
+def test_a_lost_shard_makes_no_old_failure_new(tmp_path: Path) -> None:
+    """What a shard had that left nothing is compared with what it last was."""
+    night = Night(tmp_path, CHOSEN)
+    _shards(night)
+    night.run("merge")
+    for lost in (True, False):
+        night.next()
+        _shards(night)
+        if lost:
+            shutil.rmtree(tmp_path / "store" / "artifacts" / "shards" / "h200-2")
+        code, out = night.run("merge")
+        assert (75 if lost else 0) == code, out
+        assert "no new failure" in night.annotation()[1]
+
+
+def test_a_night_without_any_shard_is_told_in_red(tmp_path: Path) -> None:
+    night = Night(tmp_path, "dsv4-default-fine")
+    code, out = night.run("merge")
+    assert 75 == code, out
+    arguments, body = night.annotation()
+    assert "error" == arguments[-1]
+    assert "NO RESULT" in body
+    assert "h200: no shard left anything" in body
+    assert "unknown" == night.told()["kvmatrix-new-failures"]
+
+
+def test_shards_of_another_build_are_not_merged(tmp_path: Path) -> None:
+    night = Night(tmp_path, "dsv4-default-fine or dsv4-default-half")
+    _shards(night)
+    shutil.copytree(tmp_path / "store" / "artifacts" / "shards", night.home / "shards")
+    left = json.loads((night.home / "shards" / "h200-1" / "matrix.json").read_text())
+    for cell in left["cells"]:
+        cell["verdict"] = "mismatch"
+    (night.home / "shards" / "h200-1" / "matrix.json").write_text(json.dumps(left))
+    night.run("merge")
+    assert "mismatch" not in {cell["verdict"] for cell in night.matrix()["cells"]}
+
+
+def test_another_branch_has_a_past_of_its_own(tmp_path: Path) -> None:
+    night = Night(tmp_path, CHOSEN)
+    _shards(night)
+    night.run("merge")
+    night.next()
+    night.branch = "fix/thing"
+    _shards(night)
+    code, out = night.run("merge")
+    assert 1 == code, out
+    assert "There is no earlier run to compare with" in night.annotation()[1]
 
 
 def _shards(night: Night) -> int:

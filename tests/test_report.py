@@ -147,6 +147,20 @@ def test_a_corrupt_line_is_named_and_the_rest_kept(
     assert good[:1] == file.read_bytes().splitlines()
 
 
+def test_a_shard_that_is_missing_is_named_and_exit_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = shard(tmp_path / "a", ("auto", "ok"))
+    data = json.loads((one / "matrix.json").read_text())
+    data["run"]["shard"] = {"index": 1, "count": 2, "durations": None}
+    write(one, data)
+    out = tmp_path / "out"
+    assert 1 == main(["report", str(one), "--out", str(out)])
+    assert "shard 2 of 2 is not among the parts" in capsys.readouterr().err
+    assert "shard 2 of 2 is not among the parts" in (out / "matrix.md").read_text("utf-8")
+    assert 0 == main(["report", str(one)])  # itself alone, where it lies
+
+
 def test_records_of_a_run_that_was_cut_off_are_judged(tmp_path: Path) -> None:
     """vLLM 47174: DeepSeek-V4 with default options, before its fix and after it."""
     folder = lines(tmp_path / "cut", *KEPT.read_bytes().splitlines())

@@ -30,9 +30,8 @@ def add(commands: Any) -> None:
         "several folders have is named, and where they disagree the worst is kept. Records without "
         "a verdict, as those of a run that was cut off, are judged as of now.",
         epilog="example: kvmatrix report shard-1 shard-2 shard-3 --out matrix; exit code: 0 "
-        "written, 1 written, but shards are missing or contradict each other or something could not be "
-        "read, "
-        "2 usage, 75 the disk did not take it. Whether cells fail is in the files.",
+        "written, 1 written, but shards are missing or contradict each other, or something could "
+        "not be read, 2 usage, 75 the disk did not take it. Whether cells fail is in the files.",
     )
     command.add_argument("folders", nargs="+", metavar="DIR", help="--matrix-out of a run or shard")
     command.add_argument(

@@ -62,6 +62,16 @@ def test_every_verdict_is_on_the_screen(show, verdict):
         assert tab.evaluate(seen, middle) == tab.locator(where).get_attribute("class")
 
 
+def test_a_stale_known_entry_is_no_ok(show):
+    """It fails the run, so it is counted and found as what it is."""
+    stale = cell("dsv4", "unset", known="https://a/b", stale="it no longer fails")
+    tab = show([cell("llama3", "unset"), stale]).at()
+    assert "1" == tab.inner_text("[data-verdict=ok] b")
+    assert "1" == tab.inner_text("[data-verdict=stale] b")
+    tab.click("[data-verdict=stale]")
+    assert 1 == len(names(tab))
+
+
 def test_a_filter_is_held_in_the_url_and_read_from_it(show):
     opened = show(CELLS)
     tab = opened.at()
