@@ -132,3 +132,18 @@ def test_own_tests_need_no_engine() -> None:
         timeout=60,
     )
     assert 0 == done.returncode, done.stdout
+
+
+def test_a_run_needs_nothing_of_the_projects_own_tests(tmp_path: Path) -> None:
+    # `--device VALUE`: pytest takes VALUE for a path, and, where there is none, reads tests/ too.
+    (tmp_path / "hypothesis.py").write_text("raise ImportError('not installed')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--device", "virtual:h2O0", "-k", "none"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)},
+        timeout=60,
+    )
+    assert "unknown device 'virtual:h2O0'" in done.stderr, done.stdout + done.stderr
+    assert 2 == done.returncode
