@@ -8,8 +8,8 @@ import signal
 try:
     from hypothesis import settings
 except ImportError:
-    # pytest reads this file for a run of the matrix as well (`pytest --device virtual:h200`, where it
-    # takes the value for a path that is not there), and what that needs has no hypothesis.
+    # pytest reads this file for a run of the matrix as well (`pytest --device virtual:h200`, whose
+    # value it takes for a path that is not there), and what that needs has no hypothesis.
     pass
 else:
     settings.register_profile("unhurried", deadline=None)
