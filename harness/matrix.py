@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from harness.expect import is_main
 from harness.facts import EngineFacts
 from harness.plan import Cell
 from harness.record import Record
+from harness.record import to_json as plain_json
 from harness.verdict import Judgement
 from harness.view import CellView
 
@@ -119,7 +119,7 @@ def cell_json(outcome: Outcome) -> dict[str, Any]:
         "seconds": {},
     }
     if record is not None:
-        plain = dataclasses.asdict(record)
+        plain = plain_json(record)
         for name in (
             *("stage", "resolved", "kv", "groups", "num_blocks", "kv_bytes_per_token"),
             *("capacity", "candidates"),

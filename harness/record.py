@@ -248,8 +248,16 @@ class Record:
 
 
 def to_json(record: Any) -> dict[str, Any]:
-    """A record, or one of its parts, as plain JSON data."""
-    return dataclasses.asdict(record)
+    """A record, or one of its parts, as plain JSON data: what is read again is equal to it."""
+    plain: dict[str, Any] = _listed(dataclasses.asdict(record))
+    return plain
+
+
+def _listed(value: Any) -> Any:
+    """The value with lists for tuples."""
+    if isinstance(value, dict):
+        return {key: _listed(each) for key, each in value.items()}
+    return [_listed(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def parts(data: dict[str, Any]) -> dict[str, Any]:

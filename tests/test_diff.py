@@ -53,8 +53,11 @@ def test_what_the_harness_writes_beside_itself_has_no_news() -> None:
     """Round trip: the writer of matrix.json and its reader agree on the names."""
     page = KVCache("MLAAttentionSpec", "attn", 2, 64, 37440, 37376, "uint8", shape=(-1, 64, 584))
     outcome = test_versus.outcome(test_versus.NEW, selected="FLASHMLA", kv=(page,))
-    before = written.to_json({}, [test_versus.NEW], [outcome.cell.device], [outcome])
-    before = json.loads(json.dumps(before))
+    fresh = written.to_json({}, [test_versus.NEW], [outcome.cell.device], [outcome])
+    before = json.loads(json.dumps(fresh))
+    # A run compares what it has not written yet with a baseline that was read.
+    assert before["cells"] == fresh["cells"]
+    assert () == diff(before, fresh).changes
     after = copy.deepcopy(before)
     assert () == diff(before, after).changes
     after["cells"][0]["kv"][0].update(page_size_bytes=37376, shape=[-1, 64, 583])
