@@ -166,7 +166,8 @@ def read(
         raise UsageError(f"{path} has no record of {name!r}{hint}")
     places = list(dict.fromkeys((record.device, record.engine) for record in found))
     if len(places) > 1:
-        several = ", ".join(f"--device {place} --engine {engine}" for place, engine in places)
+        several = " or ".join(f"--device {place} --engine {engine}" for place, engine in places[:4])
+        several += f" or {len(places) - 4} more" if len(places) > 4 else ""
         raise UsageError(f"{path} has {name!r} more than once: say which with {several}")
     # A file may have been written to by more than one run: the last one counts.
     record = found[-1]
@@ -175,6 +176,8 @@ def read(
 
 
 def _records(path: Path) -> Iterable[Record]:
+    if path.is_dir():
+        path /= "records.jsonl"
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -501,7 +501,7 @@ def test_the_command_shows_what_the_newest_run_lacks(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["none"], "none is no history folder: `pytest --history DIR` makes one"),
+        (["none"], "none is no history folder: `pytest --history=DIR` makes one"),
         ([".", "llama3-default-fp9"], "did you mean 'llama3-default-fp8'"),
         ([".", "--runs", "0"], "--runs 0"),
     ],

@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "history",
         help="what cells were, run after run",
-        description="For each cell of a history folder (`pytest --history DIR`): a sign for each "
+        description="For each cell of a history folder (`pytest --history=DIR`): a sign for each "
         "of its last runs, oldest first, and since when it is what it is; flaky cells, which one "
         "engine gave both ways, come first, and those that the newest run lacks last. A run "
         f"without the cell is {strips.ABSENT[0]} (or {strips.ABSENT[1]}), never a pass.",
@@ -29,7 +29,10 @@ def add(commands: Any) -> None:
         "1 shown, but some of it could not be read, 2 usage",
     )
     command.add_argument("folder", metavar="DIR", help="the history folder")
-    command.add_argument("cells", nargs="*", metavar="CELL", help="ids of cells, also with * and ?")
+    # The default: without one, argparse says that it is required.
+    command.add_argument(
+        "cells", nargs="*", default=[], metavar="CELL", help="ids of cells, also with * and ?"
+    )
     command.add_argument(
         "--runs", type=int, default=history.LAST, metavar="N", help=f"most ({history.LAST})"
     )
@@ -43,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     if options.runs < 1:
         raise UsageError(f"--runs {options.runs}: at least 1 is needed")
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no history folder: `pytest --history DIR` makes one")
+        raise UsageError(f"{folder} is no history folder: `pytest --history=DIR` makes one")
     found, faults = nights.read(folder, max(nights.READ, options.runs))
     for fault in faults:
         print(f"kvmatrix: {safe.printable(fault)}", file=sys.stderr)
