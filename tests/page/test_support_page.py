@@ -96,7 +96,8 @@ def test_the_matrix_has_the_table_folded_away(show: Any) -> None:
     tab = show(CELLS).at()
     assert not tab.is_visible("#support table")
     tab.click("#support summary")
-    assert tab.is_visible("#support table")
+    # `toggle` comes behind the click.
+    tab.wait_for_selector("#support table", state="visible")
     assert "✓ 0.33.0✗✓" == tab.text_content("#support td")
     # The matrix's own keys and tables are as they were.
     assert 6 == tab.locator("#matrix .c").count()
